@@ -1,0 +1,88 @@
+"""The draft side of a round: one chain of the drafter's own tokens.
+
+    slots      0 ──── … ──── t-1 │ t-1 + 1    t-1 + 2   …     (rope positions)
+    keys from  target taps       │ own state  own state
+               committed         │ temporary, dropped when the draft is done
+
+Slot t holds the target's taps of position t and is fed token x[t+1]; depth k of it stands at position t + k
+and sees every committed key and its own keys of depths 1..k. The alignment is drawn at the head of
+``objective``.
+
+Letters: S slots, C taps, D target width, H drafter width, W draft vocabulary, N query heads, G key/value
+heads, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eyas.decode.cache import KeyValues
+from eyas.drafter import Drafter, attend
+
+
+class Chain:
+    """A drafter and what it saw of one text; ``state`` [1, 1, H] is the last slot's at its current depth."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.taps = drafter.config.taps
+        self.cache = KeyValues()
+        self.committed = 0
+        self.state: Tensor | None = None
+
+    @torch.inference_mode()
+    def extend(self, taps: Tensor, next_tokens: Sequence[int], first_slot: int) -> None:
+        """Commit slots from ``first_slot`` on: target taps [1, S, C*D], and the token after each position.
+
+        Every slot leaves keys and values; only the last, where drafting starts, goes through the layer.
+        """
+        assert first_slot == self.committed, f"slot {first_slot} after {self.committed} slots"
+        assert len(next_tokens) == taps.shape[1], "one following token a slot"
+        drafter, device = self.drafter, taps.device
+        tokens = torch.tensor([list(next_tokens)], dtype=torch.int64, device=device)
+        positions = torch.arange(first_slot, first_slot + taps.shape[1], device=device)[None]
+        hidden = drafter.fuse(taps)
+        mixed = drafter.mix(tokens, hidden)
+        self.cache.truncate(first_slot)
+        self.cache.append(*drafter.keys_values(mixed, positions))
+        self.committed = self.cache.length
+        self.state = self._through_layer(hidden[:, -1:], mixed[:, -1:], positions[:, -1:])
+
+    @torch.inference_mode()
+    def feed(self, token: Tensor) -> None:
+        """One depth further: ``token`` [1, 1], a target id, after the current state."""
+        assert self.state is not None, "feed before extend"
+        position = torch.full((1, 1), self.cache.length, device=token.device)
+        mixed = self.drafter.mix(token, self.state)
+        self.cache.append(*self.drafter.keys_values(mixed, position))
+        self.state = self._through_layer(self.state, mixed, position)
+
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        """Draft logits [W] of the current state."""
+        assert self.state is not None, "logits before extend"
+        return self.drafter.logits(self.state[0, 0])
+
+    @torch.inference_mode()
+    def draft(self, draft_tokens: int) -> list[int]:
+        """The drafter's next ``draft_tokens`` target ids, greedily; ``extend`` before drafting again."""
+        tokens: list[Tensor] = []
+        for _ in range(draft_tokens):
+            if tokens:
+                self.feed(tokens[-1])
+            tokens.append(self.drafter.to_target_ids(self.logits().argmax(-1)).view(1, 1))
+        self.cache.truncate(self.committed)
+        self.state = None
+        return torch.cat(tokens, dim=1)[0].tolist()
+
+    def _through_layer(self, hidden: Tensor, mixed: Tensor, position: Tensor) -> Tensor:
+        """One query row over every key held: hidden [1, 1, H], mixed [1, 1, 2H] -> state [1, 1, H]."""
+        queries = self.drafter.queries(mixed, position)
+        _, N, _, E = queries.shape
+        # One row needs no mask, so the heads of a group can stand as rows: no key is repeated.
+        grouped = queries.reshape(1, self.drafter.config.num_key_value_heads, -1, E)
+        attended = attend(grouped, self.cache.keys, self.cache.values, None)
+        return self.drafter.finish(hidden, attended.reshape(1, N, 1, E))

@@ -1,0 +1,100 @@
+"""The ``config.json`` that SGLang and vLLM both load: one file, each engine's key in that engine's own spelling.
+
+The same key name means different layers to different readers, so it is written twice: at top level as vLLM counts
+(SGLang does not read it there), inside ``eagle_config`` as SGLang counts (vLLM prefers the top level).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eyas import contract as contracts
+from eyas.contract import Contract
+from eyas.dialects import sglang, vllm
+from eyas.errors import CheckpointError
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+KEY = "eyas"
+
+
+def write(shape: Mapping[str, Any], contract: Contract, weights_sha256: str, dtype: str) -> dict[str, Any]:
+    """Config for a drafter of ``shape`` (DrafterConfig as a dict) under ``contract``."""
+    target, taps = contract["target"], list(contract["taps"])
+    rope = dict(shape["rope_parameters"])
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "attention_bias": False,
+        "dtype": dtype,
+        "draft_vocab_size": shape["draft_vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": vllm.spell(taps),
+        "head_dim": shape["head_dim"],
+        "hidden_act": "silu",
+        "hidden_size": shape["hidden_size"],
+        "intermediate_size": shape["intermediate_size"],
+        "max_position_embeddings": shape["max_position_embeddings"],
+        "mlp_bias": False,
+        "norm_before_residual": False,
+        "num_attention_heads": shape["num_attention_heads"],
+        "num_hidden_layers": 1,
+        "num_key_value_heads": shape["num_key_value_heads"],
+        "rms_norm_eps": shape["rms_norm_eps"],
+        "rope_parameters": rope,
+        "rope_theta": rope.get("rope_theta"),  # read by stacks older than transformers 5
+        "tie_word_embeddings": False,
+        "vocab_size": shape["vocab_size"],
+    }
+    if rope.get("rope_type", "default") != "default":
+        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    ids = sglang.spell(taps, target["architecture"], target["num_layers"])
+    if ids is not None:
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
+    config[KEY] = {
+        "schema": contracts.SCHEMA,
+        "contract": contract.to_json(),
+        "weights_sha256": weights_sha256,
+    }
+    return config
+
+
+def read_contract(config: Mapping[str, Any], where: str) -> tuple[Contract | None, str | None]:
+    """The contract in a config and the hash of the weights it describes; (None, None) where there is none."""
+    block = config.get(KEY)
+    if block is None:
+        return None, None
+    if not isinstance(block, dict):
+        raise CheckpointError(
+            f"{where}: the 'eyas' key holds a {type(block).__name__}, an object was expected.",
+            way_out="Remove the key to have every fact inferred, or restore the file.",
+        )
+    return contracts.from_json(block.get("contract"), where), block.get("weights_sha256")
+
+
+def read_shape(config: Mapping[str, Any], taps: tuple[int, ...], where: str) -> dict[str, Any]:
+    """DrafterConfig's fields out of a config; a missing one is an error that names it."""
+    rope = config.get("rope_parameters")
+    if not rope:
+        rope = {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 10000.0)}
+    needed = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "vocab_size",
+    )
+    missing = [key for key in needed if config.get(key) is None]
+    if missing:
+        raise CheckpointError(
+            f"{where}: config.json lacks {', '.join(missing)}.",
+            way_out="Restore the config that was saved with these weights.",
+        )
+    shape = {key: config[key] for key in needed}
+    shape["taps"] = taps
+    shape["rope_parameters"] = rope
+    shape["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    shape["target_hidden_size"] = config.get("target_hidden_size") or config["hidden_size"]
+    shape["draft_vocab_size"] = config.get("draft_vocab_size") or config["vocab_size"]
+    return shape

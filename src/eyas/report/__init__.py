@@ -1,0 +1,1 @@
+"""Results as people read them: ``terminal`` (text and JSON) and ``page`` (one self-contained HTML file)."""

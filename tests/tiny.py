@@ -1,0 +1,125 @@
+"""Tiny random targets and drafters, made by transformers' real classes: tensors without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from eyas import starts
+from eyas.drafter import Drafter
+from eyas.records import Record
+from eyas.target import Target
+from eyas.vocab import DraftVocab
+
+KINDS = ("llama", "qwen2", "qwen3", "gemma3")
+VOCAB = 211
+DRAFT_VOCAB = 97
+WINDOW = 9  # Gemma's sliding window: shorter than any text the tests decode
+MAX_POSITIONS = 256
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "initializer_range": 0.2,  # ten times the usual: at 0.02 the logits of a tiny model are all but equal
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def _config(kind: str) -> PreTrainedConfig:
+    if kind == "llama":
+        return LlamaConfig(**_SHAPE, num_hidden_layers=5)
+    if kind == "qwen2":
+        return Qwen2Config(**_SHAPE, num_hidden_layers=4)
+    if kind == "qwen3":
+        return Qwen3Config(**_SHAPE, num_hidden_layers=6, head_dim=16, tie_word_embeddings=True)
+    assert kind == "gemma3", kind
+    layers = [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ]
+    return Gemma3TextConfig(
+        **_SHAPE,
+        num_hidden_layers=len(layers),
+        layer_types=layers,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        tie_word_embeddings=False,  # tied and random, with Gemma's large embeddings, it would echo
+        final_logit_softcapping=30.0,
+    )
+
+
+@cache
+def target(kind: str = "llama") -> Target:
+    """A seeded random target of one of ``KINDS``: fp32, on the CPU, without tokenizer or end token."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(KINDS.index(kind))
+        model = AutoModelForCausalLM.from_config(_config(kind), dtype=torch.float32).eval()
+    model.requires_grad_(False)
+    return Target(f"tiny-{kind}", None, model, None, model.config.get_text_config())
+
+
+def ending_at(target: Target, *token_ids: int) -> Target:
+    """The same target with these end tokens."""
+    return replace(target, tokenizer=SimpleNamespace(eos_token_id=list(token_ids)))  # type: ignore[arg-type]
+
+
+def vocab(seed: int = 0, size: int = DRAFT_VOCAB) -> DraftVocab:
+    """A sorted random subset of the target's vocabulary."""
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))
+    return DraftVocab(order[:size].sort().values, VOCAB)
+
+
+def drafter(kind: str = "llama", seed: int = 0, taps: Sequence[int] = (1, 2, 4)) -> Drafter:
+    """A random drafter for ``target(kind)``, its weights so large that its tokens depend on all it is fed."""
+    of = target(kind)
+    words = vocab(seed)
+    made = starts.random(of, starts.config_for(of, tuple(taps), len(words)), words, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+            else:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    return made.requires_grad_(False)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist()
+
+
+def tiny_records(n: int, seed: int = 0) -> list[Record]:
+    """Random records of 20 to 40 tokens; a prompt of 4 to 10, then all response, some with a second turn."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(n):
+        length = int(rng.integers(20, 41))
+        mask = np.arange(length) >= rng.integers(4, 11)
+        if i % 2:
+            mask[15:18] = False
+        made.append(Record(rng.integers(0, VOCAB, length).astype(np.int32), mask, f"tiny/{i}"))
+    return made
