@@ -14,7 +14,7 @@ from eyas.records import Record
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """``input_ids`` [B, T] (0 beyond the end), ``lengths`` [B], ``loss_mask`` [B, T], ``index`` [B] into the records."""
+    """``input_ids`` [B, T] (0 past the end), ``lengths`` [B], ``loss_mask`` [B, T], ``index`` [B] into the records."""
 
     input_ids: Tensor
     lengths: Tensor
@@ -22,9 +22,7 @@ class Batch:
     index: tuple[int, ...]
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(
-            self.input_ids.to(device), self.lengths.to(device), self.loss_mask.to(device), self.index
-        )
+        return Batch(self.input_ids.to(device), self.lengths.to(device), self.loss_mask.to(device), self.index)
 
 
 def collate(records: Sequence[Record], index: Sequence[int]) -> Batch:
@@ -58,3 +56,12 @@ def shuffled(records: Sequence[Record], size: int, *, seed: int, epoch: int) -> 
         chunk = sorted(order[start : start + window].tolist(), key=lambda i: (records[i].seq_len, i))
         batches += [tuple(chunk[i : i + size]) for i in range(0, len(chunk), size)]
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def token_counts(records: Sequence[Record], vocab_size: int) -> Tensor:
+    """How often each target id is supervised, [V]."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for record in records:
+        said = torch.from_numpy(record.input_ids[record.loss_mask].astype(np.int64))
+        counts += torch.bincount(said, minlength=vocab_size)
+    return counts

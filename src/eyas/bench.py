@@ -122,8 +122,7 @@ class Turn:
 
     def to_json(self, baseline: str) -> dict[str, Any]:
         sides = {
-            name: result.to_json() | {"equal": self.equal(name, baseline)}
-            for name, result in self.results.items()
+            name: result.to_json() | {"equal": self.equal(name, baseline)} for name, result in self.results.items()
         }
         return {"id": self.prompt_id, "order": list(self.order), "loops": self.loops, "sides": sides}
 
@@ -266,9 +265,7 @@ def _ratio_interval(mine: Sequence[SideResult], base: Sequence[SideResult], seed
     return float(low), float(high)
 
 
-def _resampled_speeds(
-    weights: npt.NDArray[np.int64], results: Sequence[SideResult]
-) -> npt.NDArray[np.float64]:
+def _resampled_speeds(weights: npt.NDArray[np.int64], results: Sequence[SideResult]) -> npt.NDArray[np.float64]:
     tokens = np.asarray([result.tokens for result in results], dtype=np.float64)
     seconds = np.asarray([result.seconds for result in results], dtype=np.float64)
     return (weights @ tokens) / (weights @ seconds)

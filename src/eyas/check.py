@@ -79,7 +79,12 @@ def read_files(case: Case, folder: Path, target: Target) -> None:
         case.files = checkpoint.read(folder)
     except CheckpointError as error:
         case.findings.append(
-            Finding("checkpoint-unreadable", "fatal", error.message, [Evidence("files", str(error), "readable", case.name)])
+            Finding(
+                "checkpoint-unreadable",
+                "fatal",
+                error.message,
+                [Evidence("files", str(error), "readable", case.name)],
+            )
         )
         return
     case.findings += checkpoint.inspect(case.files, target)
@@ -91,11 +96,19 @@ def load_weights(case: Case, target: Target) -> None:
         case.drafter = checkpoint.load(case.files, target)
     except NotFinite as error:
         cause = "weights-nan"
-        case.findings.append(Finding(cause, "fatal", error.message, [Evidence("weights", "not finite", "finite", case.name)]))
+        case.findings.append(
+            Finding(cause, "fatal", error.message, [Evidence("weights", "not finite", "finite", case.name)])
+        )
     except CheckpointError as error:
         cause = "vocab-map-inconsistent" if "vocabulary map" in error.message else "checkpoint-unreadable"
         case.findings.append(
-            Finding(cause, "fatal", error.message, [Evidence("loading", error.message, "loads", case.name)], fix=error.way_out)
+            Finding(
+                cause,
+                "fatal",
+                error.message,
+                [Evidence("loading", error.message, "loads", case.name)],
+                fix=error.way_out,
+            )
         )
 
 
@@ -119,7 +132,11 @@ def compare_text_rules(case: Case, manifest: Mapping[str, Any]) -> None:
 
 
 def measure(
-    case: Case, target: Target, records: Sequence[Record], draft_tokens: int | None, progress: Callable[[int], None]
+    case: Case,
+    target: Target,
+    records: Sequence[Record],
+    draft_tokens: int | None,
+    progress: Callable[[int], None],
 ) -> None:
     assert case.drafter is not None
     contract = case.files.contract if case.files else None
@@ -132,7 +149,9 @@ def judge_curves(case: Case, expect: float) -> None:
     """Findings that follow from the numbers alone."""
     measured = case.measured
     assert measured is not None
-    case.not_checked.append(NotChecked("variants", "the sweep over other readings of these files is not part of this check yet"))
+    case.not_checked.append(
+        NotChecked("variants", "the sweep over other readings of these files is not part of this check yet")
+    )
     case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
     if measured.walk is None:
         agreed, slots = measured.agreement
@@ -141,8 +160,15 @@ def judge_curves(case: Case, expect: float) -> None:
             Finding(
                 "off-policy-records",
                 "note",
-                f"The records are not this target's own greedy text ({share:.1%} of tokens agree), so no walk was made.",
-                [Evidence("record token equals the target's", round(share, 4), f">= {curve.ON_POLICY}", "records")],
+                f"The records are not this target's own greedy text ({share:.1%} of tokens agree): no walk was made.",
+                [
+                    Evidence(
+                        "record token equals the target's",
+                        round(share, 4),
+                        f">= {curve.ON_POLICY}",
+                        "records",
+                    )
+                ],
             )
         )
         case.not_checked.append(NotChecked("walk", "needs records that the target answered greedily", needed=True))
@@ -172,7 +198,7 @@ def judge_curves(case: Case, expect: float) -> None:
             Finding(
                 "coverage-low",
                 "note",
-                f"{1 - coverage:.1%} of the target's tokens are not in the draft vocabulary; none of them can be accepted.",
+                f"{1 - coverage:.1%} of the target's tokens are not in the draft vocabulary and can never be accepted.",
                 [Evidence("coverage", round(coverage, 4), ">= 0.9", "records")],
             )
         )

@@ -7,8 +7,10 @@ leading ``model.`` are understood.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +132,10 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
                 "weights-shape",
                 "fatal",
                 "; ".join(f"{n} is {list(there[n].shape)}, config.json asks for {list(wanted[n])}" for n in wrong),
-                [Evidence(f"shape of {n}", list(there[n].shape), list(wanted[n]), "headers of the checkpoint") for n in wrong],
+                [
+                    Evidence(f"shape of {n}", list(there[n].shape), list(wanted[n]), "headers of the checkpoint")
+                    for n in wrong
+                ],
             )
         )
     surplus = sorted(set(there) - set(wanted) - {EMBEDDING})
@@ -189,7 +194,10 @@ def _fits(checkpoint: Checkpoint, target: Target) -> list[Finding]:
                 f"The drafter was trained on another target than {target.spec}, or on other weights of it.",
                 [
                     Evidence(
-                        "fingerprint of the target", target.fingerprint(), contract["target"].get("fingerprint"), "contract"
+                        "fingerprint of the target",
+                        target.fingerprint(),
+                        contract["target"].get("fingerprint"),
+                        "contract",
                     )
                 ],
             )
@@ -218,7 +226,10 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
     }
     edited = {engine: captured for engine, captured in readers.items() if captured != taps}
     if edited:
-        vllm_ids, sglang_ids = vllm.spell(taps), sglang.spell(taps, target["architecture"], target["num_layers"])
+        vllm_ids, sglang_ids = (
+            vllm.spell(taps),
+            sglang.spell(taps, target["architecture"], target["num_layers"]),
+        )
         findings.append(
             Finding(
                 "contract-edited",
@@ -226,9 +237,16 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
                 f"The contract says taps {taps}; the engines' keys make "
                 + ", ".join(f"{engine} capture {captured}" for engine, captured in edited.items())
                 + ".",
-                [Evidence(f"taps captured by {engine}", captured, taps, "config.json") for engine, captured in edited.items()],
+                [
+                    Evidence(f"taps captured by {engine}", captured, taps, "config.json")
+                    for engine, captured in edited.items()
+                ],
                 fix=f'For taps {taps}: "eagle_aux_hidden_state_layer_ids": {vllm_ids} at top level (vLLM)'
-                + (f' and inside "eagle_config": {sglang_ids} (SGLang).' if sglang_ids else "; SGLang cannot express them."),
+                + (
+                    f' and inside "eagle_config": {sglang_ids} (SGLang).'
+                    if sglang_ids
+                    else "; SGLang cannot express them."
+                ),
             )
         )
     shape = checkpoint.shape
@@ -249,7 +267,14 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
                 "weights-changed",
                 "note",
                 "The weights are not those the contract was written for; every fact in it is only inferred.",
-                [Evidence("sha256 of model.safetensors", _weights_sha256(checkpoint.folder), checkpoint.weights_sha256, "contract")],
+                [
+                    Evidence(
+                        "sha256 of model.safetensors",
+                        _weights_sha256(checkpoint.folder),
+                        checkpoint.weights_sha256,
+                        "contract",
+                    )
+                ],
             )
         )
     return findings
@@ -269,7 +294,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if bad:
         raise NotFinite(
-            f"{checkpoint.folder.name}: {', '.join(bad)} {'holds' if len(bad) == 1 else 'hold'} NaN or infinite values.",
+            f"NaN or infinite values in {', '.join(bad)} of {checkpoint.folder.name}.",
             way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
         )
     shape = checkpoint.shape
@@ -300,7 +325,8 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
                 by_file[file] = load_file(checkpoint.folder / file)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
-                    f"{checkpoint.folder / file} cannot be read: {error}.", way_out="Fetch or copy the file again."
+                    f"{checkpoint.folder / file} cannot be read: {error}.",
+                    way_out="Fetch or copy the file again.",
                 ) from error
         tensors[ours] = by_file[file][theirs]
     return tensors
@@ -311,7 +337,12 @@ def vocab_sha256(words: DraftVocab) -> str:
 
 
 def save(
-    drafter: Drafter, folder: Path, contract: Contract, extra: dict[str, object], *, dtype: torch.dtype = torch.bfloat16
+    drafter: Drafter,
+    folder: Path,
+    contract: Contract,
+    extra: dict[str, object],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write ``folder`` whole or not at all: weights, config with contract, and ``extra`` JSON files by name.
 
@@ -323,11 +354,23 @@ def save(
     tensors["d2t"], tensors["t2d"] = drafter.vocab.d2t, drafter.vocab.t2d
     with files.atomic_folder(folder) as temporary:
         path = temporary / "model.safetensors"
-        save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod(0o644)
+        write_tensors(tensors, path, {"format": "pt"})
         config = hf.write(
-            drafter.config.model_dump(), contract, provenance.sha256_file(path), str(dtype).removeprefix("torch.")
+            drafter.config.model_dump(),
+            contract,
+            provenance.sha256_file(path),
+            str(dtype).removeprefix("torch."),
         )
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name, value in extra.items():
             (temporary / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """A safetensors file. The library reports a full disk as an error of its own; here it is an OSError again."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+        path.chmod(0o644)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error

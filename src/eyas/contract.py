@@ -76,7 +76,9 @@ class Contract:
 
     def diff(self, other: Contract) -> list[str]:
         """The same in words."""
-        return [f"{name}: {ours!r} here, {theirs!r} there ({FACTS[name]})" for name, ours, theirs in self.differences(other)]
+        return [
+            f"{name}: {ours!r} here, {theirs!r} there ({FACTS[name]})" for name, ours, theirs in self.differences(other)
+        ]
 
     def with_origin(self, origin: Origin) -> Contract:
         return Contract({name: Fact(fact.value, origin) for name, fact in self.facts.items()})
@@ -100,7 +102,11 @@ def from_json(value: object, where: str) -> Contract:
     for name, fact in value.items():
         if name not in FACTS:
             continue
-        if not isinstance(fact, dict) or "value" not in fact or fact.get("origin") not in ("declared", "inferred", "measured", "defaulted"):
+        if (
+            not isinstance(fact, dict)
+            or "value" not in fact
+            or fact.get("origin") not in ("declared", "inferred", "measured", "defaulted")
+        ):
             raise CheckpointError(
                 f"{where}: fact {name!r} of the contract is {fact!r}; {{'value': …, 'origin': …}} was expected.",
                 way_out="Remove the 'eyas' key to have every fact inferred, or restore the file.",

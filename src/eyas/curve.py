@@ -108,14 +108,17 @@ def _chains(
         right.append((label == following) | ended)
     hit, on_text = torch.stack(hits, -1), torch.stack(right, -1)  # [B, S, K]
 
-    return {
-        index: _one(row, hit, on_text, slots, mask, truth, inside, ids)
-        for row, index in enumerate(batch.index)
-    }
+    return {index: _one(row, hit, on_text, slots, mask, truth, inside, ids) for row, index in enumerate(batch.index)}
 
 
 def _one(
-    row: int, hit: Tensor, on_text: Tensor, slots: objective.Slots, mask: Tensor, truth: Tensor, inside: Tensor,
+    row: int,
+    hit: Tensor,
+    on_text: Tensor,
+    slots: objective.Slots,
+    mask: Tensor,
+    truth: Tensor,
+    inside: Tensor,
     ids: Tensor,
 ) -> Chains:
     """Counts of one record out of its batch's [B, S, K] tables."""

@@ -153,12 +153,13 @@ class Drafter(nn.Module):
         return self.lm_head(self.norm(state))  # type: ignore[no-any-return]
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return self.draft_to_target[draft_ids]  # type: ignore[index,no-any-return]
+        return self.draft_to_target[draft_ids]  # type: ignore[index]
 
     # ---------------------------------------------------------------------------------------------------------
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        *rows, _ = projected.shape
+        return projected.view(*rows, -1, self.config.head_dim).transpose(1, 2)
 
     def _rotated(self, projected: Tensor, positions: Tensor) -> Tensor:
         heads = self._heads(projected)

@@ -130,9 +130,7 @@ def _fetch(w: Wheel, place: Path) -> None:
             if not fetched.is_file():
                 raise _not_fetched(w, f"pip gave no {w.filename}")
             if (actual := sha256_file(fetched)) != w.sha256:
-                raise _not_fetched(
-                    w, f"the {w.filename} that pip gave has sha256 {actual}, {w.sha256} was expected"
-                )
+                raise _not_fetched(w, f"the {w.filename} that pip gave has sha256 {actual}, {w.sha256} was expected")
             os.replace(fetched, place)
     except OSError as error:
         if isinstance(error, EnvironmentFault):

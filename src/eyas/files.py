@@ -138,9 +138,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except IsADirectoryError as error:
         raise InputError(f"{path} is a folder, a file was expected.", way_out="Name the file in it.") from error
     except (gzip.BadGzipFile, EOFError) as error:
-        raise InputError(
-            f"{path} is not a whole gzip file ({error}).", way_out="Fetch or write it again."
-        ) from error
+        raise InputError(f"{path} is not a whole gzip file ({error}).", way_out="Fetch or write it again.") from error
 
 
 def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -165,3 +163,18 @@ def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
             way_out="Put one JSON object on each line, or pass --skip-bad to keep the other lines.",
         )
     return value
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary name for a library that insists on writing the file itself; renamed onto ``path`` at the end."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        if isinstance(error, EnvironmentFault):
+            raise
+        raise explain_os_error(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)

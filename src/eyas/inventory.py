@@ -189,9 +189,7 @@ def _read_header(path: Path, file: str) -> tuple[dict[str, TensorInfo], int]:
     if (expected := 8 + length + end) != actual:
         what = "truncated" if actual < expected else "too long"
         raise CheckpointError(f"{path} is {what}: {actual} bytes, {expected} expected.", way_out=FETCH_AGAIN)
-    tensors = {
-        name: TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file) for name, entry in header.items()
-    }
+    tensors = {name: TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file) for name, entry in header.items()}
     return tensors, end
 
 

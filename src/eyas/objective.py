@@ -21,7 +21,8 @@ Attention. The keys of depth 0 are the target's view of the text and every later
 ``unroll`` computes queries and everything after them only at the slots asked for; ``dense_unroll`` is the plain
 version over all positions with one explicit mask, kept as its oracle.
 
-Letters: B batch, T positions, S slots, K depths, H drafter width, W draft vocabulary, V target vocabulary, M picked slots.
+Letters: B batch, T positions, S slots, K depths, H drafter width, W draft vocabulary, V target vocabulary, M picked
+slots.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from eyas.target import Target
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Chains of one batch: ``index`` [B, S] their position t (0 where padded), ``valid`` [B, S, K] where each counts."""
+    """Chains of one batch: ``index`` [B, S] their position t (0 if padded), ``valid`` [B, S, K] where each counts."""
 
     index: Tensor
     valid: Tensor
@@ -174,7 +175,7 @@ def teach(target: Target, last: Tensor, wanted: Tensor, drafter: Drafter, chunk:
     states = last[wanted]
     ids = drafter.vocab.ids.to(last.device)
     truths, probabilities = [], []
-    for part in states.split(chunk):
+    for part in torch.split(states, chunk):
         full = target.logits(part).float()
         truths.append(full.argmax(-1))
         probabilities.append(full[:, ids].softmax(-1))
@@ -211,7 +212,12 @@ class Loss:
 
 
 def loss(
-    drafter: Drafter, teacher: Teacher, taps: Tensor, input_ids: Tensor, slots: Slots, depth_weights: list[float]
+    drafter: Drafter,
+    teacher: Teacher,
+    taps: Tensor,
+    input_ids: Tensor,
+    slots: Slots,
+    depth_weights: list[float],
 ) -> Loss:
     """Soft cross entropy against the target on the draft vocabulary, averaged per depth, weighted over depths.
 

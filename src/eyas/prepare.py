@@ -79,9 +79,7 @@ class Audit:
 
 
 def _tokens(counts: Counter[int], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    return [
-        {"id": token, "text": tokenizer.decode([token]), "turns": n} for token, n in counts.most_common(SHOWN)
-    ]
+    return [{"id": token, "text": tokenizer.decode([token]), "turns": n} for token, n in counts.most_common(SHOWN)]
 
 
 def prepare(
@@ -157,7 +155,13 @@ def _record(row: dict[str, Any], renderer: Renderer, where: str, vocab_size: int
 
 
 def _keep(
-    record: Record, audit: Audit, seen: set[bytes], renderer: Renderer, share: float, train: IO[str], held: IO[str]
+    record: Record,
+    audit: Audit,
+    seen: set[bytes],
+    renderer: Renderer,
+    share: float,
+    train: IO[str],
+    held: IO[str],
 ) -> None:
     key = bytes.fromhex(record.id)
     if key in seen:

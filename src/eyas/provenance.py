@@ -93,10 +93,7 @@ def _publishable(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {
-            str(key): MASK if _is_secret(str(key), item) else _publishable(item)
-            for key, item in value.items()
-        }
+        return {str(key): MASK if _is_secret(str(key), item) else _publishable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return _publishable_list(value)
     if isinstance(value, set | frozenset):

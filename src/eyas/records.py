@@ -161,7 +161,9 @@ def _expected() -> str:
 class Renderer:
     """A tokenizer and its chat template: messages to token ids, and messages to a record."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int], template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int], template: str | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.template = template or tokenizer.chat_template
@@ -201,7 +203,9 @@ class Renderer:
         """Mask every assistant turn; ``cut`` says that the last one ended at a length limit."""
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
         if last is None:
-            raise RecordsError(f"{where}: no assistant turn, nothing to learn from.", way_out="Let the target answer first.")
+            raise RecordsError(
+                f"{where}: no assistant turn, nothing to learn from.", way_out="Let the target answer first."
+            )
         messages = messages[: last + 1]
         whole = self.ids(messages, prompt=False)
         mask = np.zeros(len(whole), dtype=bool)
@@ -239,7 +243,10 @@ def record_of(row: Mapping[str, Any], where: str, vocab_size: int | None) -> Rec
     for key in ("input_ids", "loss_mask"):
         if key not in row:
             raise RecordsError(f"{where}: no {key!r}. {_keys_present(row)}", way_out=_expected())
-    ids, mask = _integers(row["input_ids"], f"{where}: input_ids"), _integers(row["loss_mask"], f"{where}: loss_mask")
+    ids, mask = (
+        _integers(row["input_ids"], f"{where}: input_ids"),
+        _integers(row["loss_mask"], f"{where}: loss_mask"),
+    )
     if len(ids) != len(mask):
         raise RecordsError(
             f"{where}: loss_mask has {len(mask)} entries for {len(ids)} tokens.",
@@ -257,7 +264,9 @@ def record_of(row: Mapping[str, Any], where: str, vocab_size: int | None) -> Rec
             way_out="These records were made with another tokenizer; prepare them again with this target.",
         )
     if not set(np.unique(mask)) <= {0, 1}:
-        raise RecordsError(f"{where}: loss_mask holds values other than 0 and 1.", way_out="Use 1 for supervised tokens.")
+        raise RecordsError(
+            f"{where}: loss_mask holds values other than 0 and 1.", way_out="Use 1 for supervised tokens."
+        )
     if not mask.any():
         raise RecordsError(
             f"{where}: loss_mask is zero everywhere, so nothing in it can be learnt or measured.",
@@ -273,13 +282,15 @@ def _integers(value: object, where: str) -> np.ndarray:
         raise RecordsError(f"{where} is empty.", way_out="Remove the line, or pass --skip-bad.")
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise RecordsError(f"{where} holds more than integers.", way_out="Token ids and masks are flat lists of integers.")
+        raise RecordsError(
+            f"{where} holds more than integers.", way_out="Token ids and masks are flat lists of integers."
+        )
     return array.astype(np.int64)
 
 
 def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None) -> list[Record]:
     """Records of a JSON-lines file (``.gz`` too). Raises RecordsError naming the line; an empty file is an error."""
-    found = []
+    found: list[Record] = []
     for number, line in files.read_lines(path):
         if limit is not None and len(found) >= limit:
             break

@@ -112,9 +112,7 @@ def _target_folder(spec: str, path: Path) -> TargetSource:
 
 def _gguf(spec: str, path: Path) -> TargetSource:
     if not path.is_file():
-        raise TargetError(
-            f"{spec} does not exist.", way_out=f"Check the path. {did_you_mean(spec, target_names())}"
-        )
+        raise TargetError(f"{spec} does not exist.", way_out=f"Check the path. {did_you_mean(spec, target_names())}")
     with open(path, "rb") as handle:
         magic = handle.read(4)
     if magic != b"GGUF":

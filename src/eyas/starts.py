@@ -77,10 +77,13 @@ def scale_taps(drafter: Drafter, sample: Tensor) -> None:
 
 
 @torch.no_grad()
-def sample_rows(target: Target, tap_list: tuple[int, ...], batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> tuple[
-    Tensor, Tensor, Tensor
-]:
-    """Rows of the regression from (input_ids, lengths, loss_mask) batches: taps [M, C*D], fed ids [M], last states [M, D]."""
+def sample_rows(
+    target: Target, tap_list: tuple[int, ...], batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the regression, from (input_ids, lengths, loss_mask) batches.
+
+    Taps [M, C*D], fed ids [M], last states [M, D].
+    """
     tapped, fed, after = [], [], []
     for input_ids, lengths, loss_mask in batches:
         states = taps.run(target, input_ids, lengths, tap_list)
@@ -95,7 +98,11 @@ def sample_rows(target: Target, tap_list: tuple[int, ...], batches: Iterable[tup
 
 @torch.no_grad()
 def ridge(
-    target: Target, config: DrafterConfig, vocab: DraftVocab, rows: tuple[Tensor, Tensor, Tensor], seed: int,
+    target: Target,
+    config: DrafterConfig,
+    vocab: DraftVocab,
+    rows: tuple[Tensor, Tensor, Tensor],
+    seed: int,
     strength: float = 0.01,
 ) -> Drafter:
     """A drafter that starts at the regression's solution. ``strength`` is relative to the features' mean power."""

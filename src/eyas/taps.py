@@ -60,7 +60,7 @@ class TapReader:
         for t in self.taps:
             module = layers[t] if t < target.num_layers else target.decoder.norm
             self._handles.append(
-                module.register_forward_pre_hook(self._keeper(t), with_kwargs=True)  # type: ignore[operator,union-attr]
+                module.register_forward_pre_hook(self._keeper(t), with_kwargs=True)  # type: ignore[union-attr]
             )
 
     def _keeper(self, t: int) -> Any:

@@ -76,20 +76,21 @@ class Target:
 
     @property
     def embedding(self) -> Tensor:
-        """Raw rows [V, D]. Gemma scales them on the way in; a drafter norms them first, so the scale is nothing to it."""
+        """Raw rows [V, D]. Gemma scales them on the way in; a drafter norms them, so the scale is nothing to it."""
         return self.model.get_input_embeddings().weight  # type: ignore[operator,no-any-return]
 
     @property
     def norm_gain(self) -> Tensor:
         """What the final norm multiplies a unit-RMS state by, [D]. Gemma stores the gain minus one."""
-        norm = self.decoder.norm
+        norm: nn.Module = self.decoder.norm  # type: ignore[assignment]
         unit = torch.ones(1, self.hidden_size, dtype=self.embedding.dtype, device=self.embedding.device)
         with torch.no_grad():
-            return norm(unit)[0] * torch.sqrt(torch.ones((), device=unit.device) + norm_eps(norm))  # type: ignore[operator,no-any-return]
+            gain: Tensor = norm(unit)[0] * (1 + norm_eps(norm)) ** 0.5
+            return gain
 
     def logits(self, normed: Tensor) -> Tensor:
         """Final-normed states [..., D] -> logits [..., V], soft cap included."""
-        logits = self.head(normed)
+        logits: Tensor = self.head(normed)
         cap = getattr(self.config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -104,8 +105,8 @@ class Target:
         """
         if not self._fingerprint:
             digest = hashlib.sha256(f"{self.num_layers}/{self.hidden_size}/{self.vocab_size}".encode())
-            for rows in (self.embedding[:64], self.decoder.norm.weight):  # type: ignore[index,union-attr]
-                digest.update(rows.detach().to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())  # type: ignore[operator]
+            for rows in (self.embedding[:64], self.decoder.get_parameter("norm.weight")):
+                digest.update(rows.detach().to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
             self._fingerprint.append(digest.hexdigest()[:16])
         return self._fingerprint[0]
 
@@ -126,7 +127,8 @@ def load_text_side(spec: str) -> TextSide:
     tokenizer = load_tokenizer(spec)
     if tokenizer is None:
         raise TargetError(
-            f"Target {spec!r} has no tokenizer files.", way_out="Put tokenizer.json and tokenizer_config.json beside it."
+            f"Target {spec!r} has no tokenizer files.",
+            way_out="Put tokenizer.json and tokenizer_config.json beside it.",
         )
     with quiet(), explained(spec):
         config = AutoConfig.from_pretrained(place).get_text_config()
@@ -150,7 +152,8 @@ def eos_ids(*holders: Any) -> frozenset[int]:
 
 def norm_eps(norm: nn.Module) -> float:
     """RMSNorm's epsilon under either of the names transformers gives it."""
-    return float(getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 0.0))
+    eps: float = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps  # type: ignore[assignment]
+    return eps
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
@@ -205,7 +208,7 @@ def load_tokenizer(spec: str) -> PreTrainedTokenizerBase | None:
     place = materialise(resolve.target(spec))
     with quiet(), explained(spec):
         try:
-            return AutoTokenizer.from_pretrained(place)  # type: ignore[no-any-return,no-untyped-call]
+            return AutoTokenizer.from_pretrained(place)
         except (OSError, ValueError, KeyError):
             if Path(place).is_dir() and not list(Path(place).glob("*token*")):
                 return None
@@ -264,7 +267,7 @@ def dequantise(gguf: Path, folder: Path) -> None:
             quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
             dtype=torch.float32,
         )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)  # type: ignore[no-untyped-call]
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model.config._name_or_path = gguf.stem
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

@@ -26,7 +26,7 @@ class DraftVocab:
         assert self.ids.ndim == 1
         assert len(self.ids) > 0
         assert bool((self.ids[1:] > self.ids[:-1]).all())
-        assert 0 <= int(self.ids[0])
+        assert int(self.ids[0]) >= 0
         assert int(self.ids[-1]) < self.vocab_size
 
     def __len__(self) -> int:

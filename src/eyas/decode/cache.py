@@ -66,9 +66,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.rows = KeyValues()
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.rows.append(key_states, value_states)

@@ -30,9 +30,7 @@ from eyas.target import Target
 SMALLEST = 200_000  # weights; below, the call costs more than the layout saves
 WIDE = 4096  # output features from which one row gains too
 MOST_ROWS = 32
-LAID_OUT_FOR = (
-    8  # rows oneDNN is told to expect; layouts for 4 and 8 measured alike, for 1 slower at 2 rows and more
-)
+LAID_OUT_FOR = 8  # rows oneDNN is told to expect; layouts for 4 and 8 measured alike, for 1 slower at 2 rows and more
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,7 @@ def candidates(*models: nn.Module | None) -> list[nn.Linear]:
         for module in model.modules() if model is not None else ():
             if type(module) is nn.Linear and "forward" not in vars(module):
                 weight = module.weight
-                if (
-                    weight.device.type == "cpu"
-                    and weight.dtype == torch.float32
-                    and weight.numel() >= SMALLEST
-                ):
+                if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST:
                     found[id(module)] = module
     return list(found.values())
 

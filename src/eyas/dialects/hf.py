@@ -75,7 +75,11 @@ def read_shape(config: Mapping[str, Any], taps: tuple[int, ...], where: str) -> 
     """DrafterConfig's fields out of a config; a missing one is an error that names it."""
     rope = config.get("rope_parameters")
     if not rope:
-        rope = {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 10000.0)}
+        rope = {
+            "rope_type": "default",
+            **(config.get("rope_scaling") or {}),
+            "rope_theta": config.get("rope_theta", 10000.0),
+        }
     needed = (
         "hidden_size",
         "intermediate_size",

@@ -43,6 +43,8 @@ def spell(taps: Sequence[int], architecture: str, num_layers: int) -> list[int] 
     """Ids that make SGLang capture ``taps``, or None where no list does."""
     for offset in (1, 0):
         ids = [t - offset for t in taps]
-        if captured({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}, architecture, num_layers) == list(taps):
+        if captured({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}, architecture, num_layers) == list(
+            taps
+        ):
             return ids
     return None

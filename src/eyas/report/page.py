@@ -58,9 +58,7 @@ _templates = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
-    finalize=lambda value: (
-        words.plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-    ),
+    finalize=lambda value: words.plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
 )
 
 
@@ -79,12 +77,12 @@ def _own_ids(picture: Picture, prefix: str) -> Picture:
     return replace(picture, svg=Markup(pictures.with_own_ids(picture.svg, prefix)))
 
 
-def check_page(results: Sequence[Json]) -> str:
-    """One drafter, or several side by side."""
+def check_page(results: Sequence[Json], lead: Sequence[Section] = (), title: str | None = None) -> str:
+    """One drafter, or several side by side; ``lead`` sections come first."""
     names = [str(result["checkpoint"]) for result in results]
     compared = [_pictures(results)] if len(results) > 1 else []
     sections = [section for result in results for section in _one_drafter(result, alone=len(results) == 1)]
-    return page("Check of " + ", ".join(names), compared + sections)
+    return page(title or "Check of " + ", ".join(names), [*lead, *compared, *sections])
 
 
 def _pictures(results: Sequence[Json]) -> Section:
@@ -102,11 +100,7 @@ def _curve_caption(results: Sequence[Json]) -> str:
         "intervals. Low at depth 0 points to taps, vocabulary, norms or rotary; low only later, to feedback."
     )
     if len(results) > 1:
-        curve = (
-            "walk, as an engine plays it"
-            if pictures.shared_curve(results) == "walk"
-            else "teacher-forced curve"
-        )
+        curve = "walk, as an engine plays it" if pictures.shared_curve(results) == "walk" else "teacher-forced curve"
         told += f" All drafters are shown by their {curve}."
     return told
 
@@ -130,15 +124,11 @@ def _one_drafter(result: Json, *, alone: bool) -> list[Section]:
         Section("Numbers", tables=[table for table in (_depths(result), _lengths(result)) if table.rows]),
         Section("How this was made", facts=_facts(result)),
     ]
-    return [
-        s for s in sections if s.verdict or s.paragraphs or s.pictures or s.tables or s.findings or s.facts
-    ]
+    return [s for s in sections if s.verdict or s.paragraphs or s.pictures or s.tables or s.findings or s.facts]
 
 
 def _missing(left_out: Json) -> str:
-    return (
-        f"{left_out['what']}{' (needed for a verdict)' if left_out.get('needed') else ''}: {left_out['why']}"
-    )
+    return f"{left_out['what']}{' (needed for a verdict)' if left_out.get('needed') else ''}: {left_out['why']}"
 
 
 def _depths(result: Json) -> Table:

@@ -104,9 +104,7 @@ def _draw_line(axes: Any, line: Line, index: int, nudge: float) -> None:
 
 def _svg(figure: Any, alt: str) -> str:
     buffer = io.StringIO()
-    nothing = dict.fromkeys(
-        ("Date", "Creator", "Format", "Type")
-    )  # else every picture names its minute of birth
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # else every picture names its minute of birth
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's browser has the font
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
@@ -180,10 +178,7 @@ def training_picture(points: Sequence[Mapping[str, Any]]) -> str:
     """
     by_tokens = all(point.get("tokens") is not None for point in points)
     axis = "tokens" if by_tokens else "minutes"
-    drawn = [
-        Point(float(p[axis]) / (1e6 if by_tokens else 1), p["value"], p.get("low"), p.get("high"))
-        for p in points
-    ]
+    drawn = [Point(float(p[axis]) / (1e6 if by_tokens else 1), p["value"], p.get("low"), p.get("high")) for p in points]
     line = Line("held-out records", drawn)
     return draw(
         [line],

@@ -67,9 +67,7 @@ def _curves(curves: Json, console: Console) -> None:
         if curve:
             truth = words.TRUTH.get(curve["truth"], curve["truth"])
             covered = f"{words.rate(curve['coverage'])}, {words.counts(curve['coverage'])}"
-            console.print(
-                Text(f"{name}: truth is {truth}; inside the draft vocabulary {covered}", style="dim")
-            )
+            console.print(Text(f"{name}: truth is {truth}; inside the draft vocabulary {covered}", style="dim"))
 
 
 def _rate(curve: Json | None, depth: int, which: str) -> str:

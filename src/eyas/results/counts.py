@@ -165,9 +165,7 @@ class CurveCounts:
         assert parts, "nothing to concatenate"
         assert len({(part.truth, part.depths) for part in parts}) == 1, "parts differ in truth or depths"
         names = ("slots", "covered", "n", "prev", "joint")
-        return cls(
-            parts[0].truth, *(np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        )
+        return cls(parts[0].truth, *(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True, eq=False)

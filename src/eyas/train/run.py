@@ -9,19 +9,13 @@ Letters: B batch, T positions, C taps, D target width, K depths.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
@@ -31,87 +25,12 @@ from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.target import Target
-from eyas.vocab import DraftVocab
+from eyas.train import state
+from eyas.train.config import Listener, Point, Progress, Silent, TrainConfig
+from eyas.train.memory import StatesInMemory
 
-RIDGE_TOKENS = 20_000  # supervised tokens the closed-form start looks at
 JUDGED = 4  # drafted tokens at which checkpoints compete
-
-
-class TrainConfig(BaseModel):
-    """Every choice of a run; a resumed run must bring the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    taps: tuple[int, ...]
-    draft_vocab: int = Field(8192, gt=0)
-    depths: int = Field(5, ge=1, le=16)
-    depth_decay: float = Field(0.8, gt=0, le=1)
-    init: str = "ridge"
-    """ridge, random, or the folder of a checkpoint."""
-    freeze_head: bool = False
-    lr: float = Field(5e-4, gt=0)
-    warmup: float = Field(0.03, ge=0, lt=1)
-    clip: float = Field(1.0, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    batch: int = Field(4, gt=0)
-    accumulate: int = Field(1, gt=0)
-    epochs: float = Field(1.0, gt=0)
-    steps: int | None = Field(None, gt=0)
-    """Optimiser steps in all; given, it overrides ``epochs``."""
-    measure_every: int = Field(200, gt=0)
-    measure_records: int = Field(48, gt=0)
-    keep_states: bool = False
-    """Hold the target's states in memory (bf16) after the first epoch, so that later ones skip the target."""
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Point:
-    """One measurement along the way."""
-
-    step: int
-    tokens: int
-    minutes: float
-    value: float
-    low: float | None
-    high: float | None
-    conditional: list[float | None]
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-
-@dataclass
-class Progress:
-    """Where a run is; with weights and optimiser all that a resumed run needs."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    points: list[Point] = field(default_factory=list)
-
-    @property
-    def best(self) -> Point | None:
-        return max(self.points, key=lambda p: p.value, default=None)
-
-
-class Listener(Protocol):
-    """Hears of a run; the command line draws it, tests record it."""
-
-    def starting(self, steps: int, plan: dict[str, Any]) -> None: ...
-    def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None: ...
-    def measured(self, point: Point, best: bool) -> None: ...
-
-
-class Silent:
-    def starting(self, steps: int, plan: dict[str, Any]) -> None:
-        pass
-
-    def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None:
-        pass
-
-    def measured(self, point: Point, best: bool) -> None:
-        pass
+TIMED = 10  # steps from which the pace of a run is taken
 
 
 def train(
@@ -174,20 +93,26 @@ class Run:
     def begin(self, *, resume: bool, overwrite: bool) -> None:
         saved = self.folder / "state.safetensors"
         if resume and not saved.exists():
-            raise UsageError(
-                f"Nothing to resume in {self.folder}.", way_out="Run without --resume to start a new run."
-            )
+            raise UsageError(f"Nothing to resume in {self.folder}.", way_out="Run without --resume to start a new run.")
         if not resume and saved.exists() and not overwrite:
             raise UsageError(
-                f"{self.folder} holds an unfinished run.", way_out="Pass --resume to go on with it, or --overwrite."
+                f"{self.folder} holds an unfinished run.",
+                way_out="Pass --resume to go on with it, or --overwrite.",
             )
         if resume:
-            self._load_state(saved)
+            self._restore(state.load(saved))
         else:
             for old in ("log.csv", "state.safetensors"):
                 (self.folder / old).unlink(missing_ok=True)
             self.drafter = self._start()
             self.optimiser = self._optimiser()
+
+    def _restore(self, saved: state.Saved) -> None:
+        saved.require_same(self.config, self._records_sha256())
+        self.total_steps, self.progress = saved.total_steps, saved.progress
+        self.drafter = self._head_frozen(saved.drafter(self.target.embedding))
+        self.optimiser = self._optimiser()
+        saved.restore(self.optimiser)
 
     def _start(self) -> Drafter:
         config = self.config
@@ -202,7 +127,7 @@ class Run:
             drafter.requires_grad_(True)
             self._rescale(drafter)
             return self._head_frozen(drafter)
-        words = vocab.by_frequency(token_counts(self.records, self.target.vocab_size), config.draft_vocab)
+        words = vocab.by_frequency(batches.token_counts(self.records, self.target.vocab_size), config.draft_vocab)
         shape = starts.config_for(self.target, self.tap_list, len(words))
         rows = starts.sample_rows(self.target, self.tap_list, self._first_batches())
         if config.init == "ridge":
@@ -214,15 +139,15 @@ class Run:
 
     def _rescale(self, drafter: Drafter) -> None:
         """Give a loaded drafter scaled taps, its fc undone by the same scale: the same function."""
-        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches(limit=4000))[0]
+        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches())[0]
         starts.scale_taps(drafter, sample)
         with torch.no_grad():
             drafter.fc.weight.div_(drafter.tap_scale)
 
-    def _first_batches(self, limit: int = RIDGE_TOKENS) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _first_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         tokens = 0
         for index in self._epoch(0):
-            if tokens >= limit:
+            if tokens >= self.config.ridge_tokens:
                 return
             batch = batches.collate(self.records, index)
             tokens += int(batch.loss_mask.sum())
@@ -245,8 +170,11 @@ class Run:
             if not self.progress.points:
                 self._measure(listener, writer)
             feed = self._feed()
+            began = time.perf_counter()
             while self.progress.step < self.total_steps:
                 self._step(feed, listener, writer)
+                if self.config.minutes and self.progress.step == TIMED:
+                    self._set_pace(time.perf_counter() - began, listener)
                 if self.progress.step % self.config.measure_every == 0 or self.progress.step == self.total_steps:
                     self._measure(listener, writer)
         except KeyboardInterrupt as error:
@@ -257,6 +185,12 @@ class Run:
             ) from error
         finally:
             writer.close()
+
+    def _set_pace(self, seconds: float, listener: Listener) -> None:
+        """As many steps as fit the minutes asked for, measurements left out of account."""
+        assert self.config.minutes is not None
+        self.total_steps = max(TIMED + 1, round(self.config.minutes * 60 / (seconds / TIMED)))
+        listener.starting(self.total_steps, self.plan())
 
     def _epoch(self, epoch: int) -> list[tuple[int, ...]]:
         return batches.shuffled(self.records, self.config.batch, seed=self.config.seed, epoch=epoch)
@@ -353,15 +287,21 @@ class Run:
             "held_out_records": len(self.held_out),
             "training": [p.to_json() for p in self.progress.points],
         }
-        source = {**provenance.collect(self.arguments), "config": self.config.model_dump(mode="json"), "data": self._data()}
+        source = {
+            **provenance.collect(self.arguments),
+            "config": self.config.model_dump(mode="json"),
+            "data": self._data(),
+        }
         checkpoint.save(self.drafter, self.out, self.contract(), {"curves.json": curves, "provenance.json": source})
 
+    def _records_sha256(self) -> str:
+        return provenance.sha256_text("\n".join(r.id for r in self.records))
+
     def _data(self) -> dict[str, Any]:
-        digest = provenance.sha256_text("\n".join(sorted(r.id for r in self.records)))
         return {
             "records": len(self.records),
             "response_tokens": sum(r.n_response_tokens for r in self.records),
-            "records_sha256": digest,
+            "records_sha256": self._records_sha256(),
             "trained_tokens": self.progress.tokens,
             "trained_minutes": round(self.progress.seconds / 60, 2),
         }
@@ -395,8 +335,8 @@ class Run:
 
     def plan(self) -> dict[str, Any]:
         """What the run will cost and what bounds it, to be said before it starts."""
-        counts = token_counts(self.records, self.target.vocab_size)
-        held = token_counts(self.held_out, self.target.vocab_size)
+        counts = batches.token_counts(self.records, self.target.vocab_size)
+        held = batches.token_counts(self.held_out, self.target.vocab_size)
         plan: dict[str, Any] = {
             "steps": self.total_steps,
             "records": len(self.records),
@@ -410,8 +350,6 @@ class Run:
             plan["states_gb"] = tokens * (len(self.tap_list) + 1) * self.target.hidden_size * 2 / 1e9
         return plan
 
-    # -- state on disk ----------------------------------------------------------------------------------------
-
     def _log(self, step: int, loss: float, hit: float, speed: float, norm: float, writer: SummaryWriter) -> None:
         log = self.folder / "log.csv"
         new = not log.exists()
@@ -424,109 +362,12 @@ class Run:
             writer.add_scalar(f"train/{name}", value, step)
 
     def _save_state(self) -> None:
-        """Weights, optimiser and place in one file, replaced whole."""
-        tensors = {f"model.{n}": p.detach().contiguous() for n, p in self.drafter.named_parameters()}
-        tensors["tap_scale"] = self.drafter.tap_scale
-        tensors["vocab"] = self.drafter.vocab.ids
-        for i, state in self.optimiser.state_dict()["state"].items():
-            for name, value in state.items():
-                tensors[f"optimiser.{i}.{name}"] = value.contiguous()
-        place = {
-            "config": self.config.model_dump(mode="json"),
-            "shape": self.drafter.config.model_dump(mode="json"),
-            "step": self.progress.step,
-            "tokens": self.progress.tokens,
-            "seconds": self.progress.seconds,
-            "points": [p.to_json() for p in self.progress.points],
-            "data": provenance.sha256_text("\n".join(r.id for r in self.records)),
-        }
-        with written_whole(self.folder / "state.safetensors") as path:
-            save_file(tensors, path, metadata={"place": json.dumps(place)})
-
-    def _load_state(self, path: Path) -> None:
-        try:
-            with safe_open(path, framework="pt") as file:
-                place = json.loads((file.metadata() or {})["place"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-            raise UsageError(f"{path} cannot be resumed from: {error}.", way_out="Start again with --overwrite.") from error
-        self._same_run(place)
-        words = DraftVocab(tensors["vocab"], self.target.vocab_size)
-        self.drafter = Drafter(starts.DrafterConfig(**place["shape"]), words, self.target.embedding)
-        with torch.no_grad():
-            for name, parameter in self.drafter.named_parameters():
-                parameter.copy_(tensors[f"model.{name}"])
-            self.drafter.tap_scale.copy_(tensors["tap_scale"])
-        self._head_frozen(self.drafter)
-        self.optimiser = self._optimiser()
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimiser."):
-                _, i, key = name.split(".")
-                state.setdefault(int(i), {})[key] = value
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
-        self.progress = Progress(
-            place["step"], place["tokens"], place["seconds"], [Point(**p) for p in place["points"]]
+        state.save(
+            self.folder / "state.safetensors",
+            self.drafter,
+            self.optimiser,
+            self.progress,
+            self.total_steps,
+            self.config,
+            self._records_sha256(),
         )
-
-    def _same_run(self, place: dict[str, Any]) -> None:
-        ours = self.config.model_dump(mode="json")
-        changed = [k for k in ours if place["config"].get(k) != ours[k]]
-        if changed:
-            told = ", ".join(f"{k} {place['config'].get(k)!r} then, {ours[k]!r} now" for k in changed)
-            raise UsageError(
-                f"This is not the run that was interrupted: {told}.",
-                way_out="Resume with the same options, or start again with --overwrite.",
-            )
-        if place["data"] != provenance.sha256_text("\n".join(r.id for r in self.records)):
-            raise UsageError(
-                "The records are not those of the interrupted run.",
-                way_out="Resume with the same --records, or start again with --overwrite.",
-            )
-
-
-class StatesInMemory:
-    """Target states of records seen before, as bf16. Also the first time they pass through bf16, so that a resumed
-    run, whose memory is empty, computes what the undisturbed one did."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(self, target: Target, batch: batches.Batch, tap_list: tuple[int, ...]) -> taps.States:
-        if not all(i in self._kept for i in batch.index):
-            states = taps.run(target, batch.input_ids, batch.lengths, tap_list)
-            for row, i in enumerate(batch.index):
-                n = int(batch.lengths[row])
-                self._kept[i] = (
-                    states.taps[row, :n].to(torch.bfloat16).clone(),
-                    states.last[row, :n].to(torch.bfloat16).clone(),
-                )
-        pad = torch.nn.utils.rnn.pad_sequence
-        tapped, last = zip(*(self._kept[i] for i in batch.index), strict=True)
-        return taps.States(pad(tapped, batch_first=True).float(), pad(last, batch_first=True).float())
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary name for a library that insists on writing the file itself; renamed onto ``path`` at the end."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise files.explain_os_error(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def token_counts(records: Sequence[Record], vocab_size: int) -> Tensor:
-    """How often each target id is supervised, [V]."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for record in records:
-        said = torch.from_numpy(record.input_ids[record.loss_mask].astype("int64"))
-        counts += torch.bincount(said, minlength=vocab_size)
-    return counts
-
-
-Start = Literal["ridge", "random"]

