@@ -15,6 +15,7 @@ import fcntl
 import gzip
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -394,9 +395,9 @@ def write_answers(pending: Sequence[Asked], size: int, answerer: Answerer, handl
 
 def cost(pending: Sequence[Asked], max_new_tokens: int) -> str:
     most = sum(len(asked.turns) for asked in pending) * max_new_tokens
-    minutes = most / CPU_TOKENS_PER_SECOND / 60
+    minutes = math.ceil(most / CPU_TOKENS_PER_SECOND / 60)
     return (
-        f"{len(pending)} conversations to answer, at most {most:,} new tokens: up to {minutes:.0f} min for "
+        f"{len(pending)} conversations to answer, at most {most:,} new tokens: up to {minutes} min for "
         "SmolLM2-135M on two idle cores. A larger --batch is faster where memory allows."
     )
 

@@ -27,9 +27,17 @@ SOURCES = ("own", "bfcl", "chatterbot_en", "arena_hard")  # prompts that we may 
 PER_SOURCE = 100
 CUT = 25  # of PER_SOURCE that ended at the length limit; more where too few ended by themselves
 PER_CLUSTER = 4
+PER_OPENING = 10  # answers of one source that begin with the same three words
 MAX_REPEATED = 0.2
 GRAM = 8
 MAX_BYTES = 1_000_000
+# Everyone reads the demo: neither delicate matters in it, nor what may be somebody's address.
+DELICATE = re.compile(
+    r"\b(?:sex|pregnan|boyfriend|girlfriend|anthro|catgirl|barefoot|trans-|nazi|hitler|dictad|dictator|trump|biden"
+    r"|suicid|euthanas|murder|weapon|guns?\b|shot dead|(?:should|you) die\b|drugs?\b|disabilit|indulge|fic\b"
+    r"|brokeback|what the f)|@\w|https?://",
+    re.IGNORECASE,
+)
 
 
 def finish_reason(row: Row) -> str:
@@ -50,7 +58,7 @@ def clusters(prompt: str) -> tuple[str, str]:
 
 
 def is_fit(row: Row) -> bool:
-    """Ours to pass on, ended by an answer, whole characters, no answer that goes in circles."""
+    """Ours to pass on, ended by an answer, whole characters, nothing delicate, no answer that goes in circles."""
     messages = row["messages"]
     answers = [m["content"] for m in messages if m["role"] == "assistant"]
     return (
@@ -58,13 +66,14 @@ def is_fit(row: Row) -> bool:
         and finish_reason(row) in ("stop", "length")
         and messages[-1]["role"] == "assistant"
         and all(answer.strip() and "\ufffd" not in answer for answer in answers)
+        and not any(DELICATE.search(message["content"]) for message in messages)
         and all(repeated(answer) <= MAX_REPEATED for answer in answers)
     )
 
 
-def rank(row: Row) -> str:
-    """A fixed order that has nothing to do with meaning."""
-    return hashlib.sha256(row["messages"][0]["content"].encode()).hexdigest()
+def rank(row: Row, draw: str = "pick") -> str:
+    """A fixed order that has nothing to do with meaning; another one for another ``draw``."""
+    return hashlib.sha256(f"{draw}/{row['messages'][0]['content']}".encode()).hexdigest()
 
 
 def diverse(rows: Iterable[Row], most: int, seen: Counter[str]) -> list[Row]:
@@ -74,6 +83,7 @@ def diverse(rows: Iterable[Row], most: int, seen: Counter[str]) -> list[Row]:
         first, last = clusters(row["messages"][0]["content"])
         answer = row["messages"][1]["content"].casefold()
         traits = {f"first: {first}": PER_CLUSTER, f"last: {last}": PER_CLUSTER, f"answer: {answer}": 1}
+        traits[f"opening: {clusters(answer)[0]}"] = PER_OPENING
         if len(kept) < most and all(seen[trait] < limit for trait, limit in traits.items()):
             seen.update(traits.keys())
             kept.append(row)
@@ -95,7 +105,7 @@ def pick(rows: Sequence[Row]) -> list[Row]:
     kept = [row for name in SOURCES for row in from_source([r for r in fit if r["source"] == name])]
     return [
         {"source": row["source"], "finish_reason": finish_reason(row), "messages": row["messages"]}
-        for row in sorted(kept, key=rank)
+        for row in sorted(kept, key=lambda row: rank(row, "order"))
     ]
 
 

@@ -133,9 +133,7 @@ def test_a_window_shorter_than_the_text_holds_with_cache_and_after_rejections(
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_a_random_drafter_changes_nothing(kind: str, K: int) -> None:
     told, n = oracle(kind), 14
-    done = generate(
-        tiny.target(kind), tiny.drafter(kind), told.prompt, max_new_tokens=n, draft_tokens=K
-    ).finish()
+    done = generate(tiny.target(kind), tiny.drafter(kind), told.prompt, max_new_tokens=n, draft_tokens=K).finish()
     assert_same(told, done.token_ids)
     assert len(done.token_ids) == n
     assert done.drafted == [done.rounds] * K
@@ -299,9 +297,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-def farthest(
-    kind: str, drafter: Drafter, chain: Chain, shift: int = 0, order: Sequence[int] = (0, 1, 2)
-) -> float:
+def farthest(kind: str, drafter: Drafter, chain: Chain, shift: int = 0, order: Sequence[int] = (0, 1, 2)) -> float:
     """Largest relative difference of states and logits, chain against unroll, over slots and depths.
 
     ``shift`` and ``order`` spoil what the chain is fed: the token of another place, taps in another order.
@@ -448,9 +444,7 @@ def test_rows_survive_growing_and_truncating() -> None:
         ([5], [5, 1], (1, 1)),
     ],
 )
-def test_greedy_keeps_leading_matches(
-    drafted: list[int], target_ids: list[int], kept: tuple[int, int]
-) -> None:
+def test_greedy_keeps_leading_matches(drafted: list[int], target_ids: list[int], kept: tuple[int, int]) -> None:
     assert accept.greedy(drafted, target_ids) == kept
 
 

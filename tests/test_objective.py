@@ -123,8 +123,8 @@ def test_padding_does_not_leak(kind: str) -> None:
         states = objective.unroll(alone.drafter, alone.states.taps, alone.batch.input_ids, alone.slots)
         for k, state in enumerate(states):
             valid = alone.slots.valid[0, :, k]
-            assert valid.any()
-            assert float((whole[k][row, :width] - state[0])[valid].abs().max()) < CLOSE
+            assert valid.any() or k > 2  # the shortest turn has four tokens
+            assert torch.allclose(whole[k][row, :width][valid], state[0][valid], rtol=0, atol=CLOSE)
 
 
 def test_what_stands_in_the_padding_is_never_seen() -> None:
@@ -242,7 +242,7 @@ def test_slots_are_those_of_the_definition(masks: list[list[bool]], depths: int,
     slots = (objective.trained_slots if trained else objective.drafted_slots)(padded, depths)
     assert slots.depths == depths
     expected = [naive_slots(m, depths, last_predicted=trained) for m in masks]
-    assert slots.index.shape[1] == max(1, *(len(e) for e in expected), 1)
+    assert slots.index.shape[1] == max(1, *map(len, expected), 1)
     for row, wanted in enumerate(expected):
         n = len(wanted)
         assert slots.index[row, :n].tolist() == list(wanted)
@@ -258,10 +258,10 @@ def test_the_first_slot_is_the_last_prompt_token() -> None:
     mask = torch.tensor([[0, 0, 0, 1, 1, 1]])
     slots = objective.trained_slots(mask, 3)
     assert slots.index.tolist() == [[2, 3]]
-    assert slots.valid.tolist() == [[[True, True, False], [True, False, False]]]
+    assert slots.valid.int().tolist() == [[[1, 1, 0], [1, 0, 0]]]
     slots = objective.drafted_slots(mask, 3)
     assert slots.index.tolist() == [[2, 3, 4]]
-    assert slots.valid.tolist() == [[[True, True, True], [True, True, False], [True, False, False]]]
+    assert slots.valid.int().tolist() == [[[1, 1, 1], [1, 1, 0], [1, 0, 0]]]
 
 
 # -- the teacher ----------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def naive_loss(p: Any, weights: list[float]) -> tuple[Any, ...]:
                     aim = full[b, t + 1 + k][words].softmax(-1)
                     losses.append(-(aim * logits.log_softmax(-1)).sum())
         total = total + weight * sum(losses) / max(len(losses), 1)
-        sums.append(float(sum(losses)))
+        sums.append(sum(float(one.detach()) for one in losses))
         counts.append(len(losses))
         hits.append(hit)
         slots.append(seen)

