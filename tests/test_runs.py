@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from eyas.errors import InputError, UsageError
 
@@ -111,6 +113,17 @@ def test_batches_keep_every_prompt_and_sort_inside_a_window() -> None:
     assert sorted(a.turns[0] for b in made for a in b) == sorted(a.turns[0] for a in pending)
     window = [len(a.turns[0]) for b in made[: answer.WINDOW_BATCHES] for a in b]
     assert window == sorted(window, reverse=True)
+
+
+def test_answers_are_appended_batch_by_batch(tmp_path: Path) -> None:
+    out, console = tmp_path / "answers.jsonl", Console(file=io.StringIO())
+    answerer = SimpleNamespace(answers=fake)
+    pending = [asked(f"q{i}") for i in range(5)]
+    for part in (pending[:2], pending[2:]):
+        with answer.sole_writer(out) as handle:
+            assert answer.write_answers(part, 2, answerer, handle, console) == 3 * len(part)
+    assert answer.answered(out) == {a.key for a in pending}
+    assert "3/3 answered" in console.file.getvalue()
 
 
 def test_a_torn_last_line_is_cut_and_the_rest_is_not_asked_again(tmp_path: Path) -> None:
@@ -221,5 +234,6 @@ def test_the_committed_demo() -> None:
     assert {r["finish_reason"] for r in rows} == {"stop", "length"}
     assert all(pick_demo.is_fit(r) for r in rows)
     assert len({answer.normalised(r["messages"][0]["content"]) for r in rows}) == len(rows)
-    # Picked again from itself nothing falls out: the caps hold.
-    assert pick_demo.packed(pick_demo.pick(rows)) == DEMO.read_bytes()
+    # Picked again from itself nothing falls out: the caps hold. Not by bytes: zlibs differ.
+    assert pick_demo.pick(rows) == rows
+    assert DEMO.read_bytes()[4:8] == bytes(4)  # no time stamp
