@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -111,8 +112,8 @@ class OnlyAHead(nn.Module):
         ({"device": "meta"}, "the target is on meta, packing is for the CPU"),
     ],
 )
-def test_other_types_and_devices_are_left_alone_and_the_reason_is_given(where: dict[str, object], reason: str) -> None:
-    head = nn.Linear(4, 4, bias=False, **where)  # type: ignore[arg-type]
+def test_other_types_and_devices_are_left_alone_and_the_reason_is_given(where: dict[str, Any], reason: str) -> None:
+    head = nn.Linear(4, 4, bias=False, **where)
     target: Target = replace(tiny.target("llama"), model=OnlyAHead(head))
     with pack.packed(target) as packing:
         assert (packing.modules, packing.reason) == (0, reason)

@@ -5,9 +5,11 @@ The target is tiny, the text its own greedy one, a run a few steps long.
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,13 +133,37 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The usual run, undisturbed."""
+    out = tmp_path_factory.mktemp("whole") / "d"
+    go(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The usual run, interrupted after its first step."""
+    out = tmp_path_factory.mktemp("one_step") / "d"
+    with pytest.raises(Interrupted):
+        go(out, ears=Ears(1, KeyboardInterrupt()))
+    return out
+
+
+@pytest.fixture
+def stopped(one_step: Path, tmp_path: Path) -> Path:
+    """A copy of it to go on with."""
+    shutil.copytree(one_step.parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "d"
+
+
 # -- learning -------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_falls_and_everything_is_logged(tmp_path: Path) -> None:
     ears = Ears()
-    progress = go(tmp_path / "d", config(steps=24, measure_every=12), ears)
-    assert np.mean(ears.losses[-4:]) < 0.7 * np.mean(ears.losses[:4])
+    progress = go(tmp_path / "d", config(steps=24, measure_every=12, lr=1e-2), ears)
+    assert np.mean(ears.losses[-4:]) < np.mean(ears.losses[:4]) - 0.3
     assert ears.steps == [24]
     assert [p.step for p, _ in ears.points] == [p.step for p in progress.points] == [0, 12, 24]
     assert progress.points[-1].value > progress.points[0].value
@@ -202,18 +228,30 @@ def test_kept_states_spare_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- starts ---------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(made: Run) -> float:
-    """Held-out, depth 0, at the start."""
-    held = texts()[5:]
-    with torch.no_grad():
-        found = made._loss(batches.collate(held, range(len(held))))
-    return float(found.sums[0] / found.counts[0])
+def nearly_linear() -> Target:
+    """A target whose layers hardly add to the embedding, so that a linear map can foretell it."""
+    usual = tiny.target("llama")
+    model = copy.deepcopy(usual.model)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.01)
+        layer.mlp.down_proj.weight.mul_(0.01)
+    return Target("linear", None, model, None, usual.config)
 
 
 def test_the_ridge_start_beats_a_random_one(tmp_path: Path) -> None:
-    ridge = cross_entropy(begun(tmp_path / "ridge", config(init="ridge")))
-    random = cross_entropy(begun(tmp_path / "random", config(init="random")))
-    assert ridge < random - 0.1
+    target, made, held = nearly_linear(), tiny.tiny_records(20), tiny.tiny_records(6, seed=99)
+    batch = batches.collate(held, range(len(held)))
+    entropy, hits = {}, {}
+    for init in ("ridge", "random"):
+        asked = config(init=init, batch=8, draft_vocab=150)
+        (tmp_path / init).mkdir()
+        start = Run(asked, target, made, held, tmp_path / "d", tmp_path / init, {}, {})
+        start.begin(resume=False, overwrite=False)
+        with torch.no_grad():
+            found = start._loss(batch)
+        entropy[init], hits[init] = float(found.sums[0] / found.counts[0]), int(found.hits[0])
+    assert entropy["ridge"] < entropy["random"] - 0.3
+    assert hits["ridge"] > hits["random"] + 10
 
 
 def unrolled(drafter: Any) -> list[Tensor]:
@@ -274,7 +312,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert resumed.tokens == whole.tokens
     assert [(p.step, p.tokens, p.value) for p in resumed.points] == [(p.step, p.tokens, p.value) for p in whole.points]
     ours, theirs = (checkpoint.load(checkpoint.read(tmp_path / n), tiny.target("llama")) for n in ("killed", "whole"))
-    assert float((ours.fc.weight - theirs.fc.weight).abs().max()) < 1e-3
+    assert torch.allclose(ours.fc.weight, theirs.fc.weight, rtol=0.02, atol=1e-3)
 
 
 def child(out: str) -> None:
@@ -288,7 +326,7 @@ def child(out: str) -> None:
     go(Path(out), None, Gun())
 
 
-def test_a_process_killed_outright_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
+def test_a_process_killed_outright_leaves_a_state_to_go_on_from(tmp_path: Path, whole: Path) -> None:
     program = "import sys; sys.path.insert(0, sys.argv[1]); import test_train; test_train.child(sys.argv[2])"
     here, out = Path(__file__).parent, tmp_path / "killed"
     ended = subprocess.run(
@@ -297,8 +335,7 @@ def test_a_process_killed_outright_leaves_a_state_to_go_on_from(tmp_path: Path) 
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert place(out).progress.step == 6
     go(out, resume=True)  # the lock went with the process
-    go(tmp_path / "whole")
-    assert apart(tmp_path / "whole", out) < SAME
+    assert apart(whole, out) < SAME
     assert sorted(p.name for p in out.with_name("killed.run").iterdir()) == [
         ".lock",
         "log.csv",
@@ -307,19 +344,18 @@ def test_a_process_killed_outright_leaves_a_state_to_go_on_from(tmp_path: Path) 
     ]
 
 
-def test_an_interrupted_run_says_so_and_keeps_the_step(tmp_path: Path) -> None:
+def test_an_interrupted_run_says_so_and_keeps_the_step(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(Interrupted, match=r"Stopped at step 5 of 8; the place is kept in .*d\.run") as caught:
         go(tmp_path / "d", ears=Ears(5, KeyboardInterrupt()))
     assert caught.value.exit_code == 130
     assert "--resume" in caught.value.way_out
     assert place(tmp_path / "d").progress.step == 5
     go(tmp_path / "d", resume=True)
-    go(tmp_path / "whole")
-    assert apart(tmp_path / "whole", tmp_path / "d") < SAME
+    assert apart(whole, tmp_path / "d") < SAME
 
 
 @pytest.mark.xfail(strict=True, reason="an interrupt between the optimiser's step and the count of it steps twice")
-def test_an_interrupt_inside_a_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_inside_a_step_loses_nothing(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = torch.optim.AdamW.step, 0
 
     def interrupted(self: torch.optim.AdamW, *arguments: Any) -> Any:
@@ -335,8 +371,7 @@ def test_an_interrupt_inside_a_step_loses_nothing(tmp_path: Path, monkeypatch: p
         with pytest.raises(Interrupted):
             go(tmp_path / "d")
     go(tmp_path / "d", resume=True)
-    go(tmp_path / "whole")
-    assert apart(tmp_path / "whole", tmp_path / "d") < SAME
+    assert apart(whole, tmp_path / "d") < SAME
 
 
 @pytest.mark.parametrize(
@@ -364,12 +399,11 @@ def test_an_interrupted_measurement_is_made_up_for(tmp_path: Path, monkeypatch: 
     assert [p.step for p in go(tmp_path / "d", resume=True).points] == points
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, seen: list[tuple[int, ...]]) -> None:
-    whole = go(tmp_path / "d")
-    seen.clear()
-    again = go(tmp_path / "d", resume=True)
+def test_a_finished_run_has_nothing_left_to_do(whole: Path, seen: list[tuple[int, ...]]) -> None:
+    ears, finished = Ears(), place(whole).progress
+    assert go(whole, None, ears, resume=True) == finished
     assert seen == []
-    assert again == whole
+    assert ears.points == []
 
 
 @pytest.mark.xfail(strict=True, reason="log.csv keeps the steps after the last state, which are then logged again")
@@ -394,38 +428,30 @@ def test_the_log_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
         ({"keep_states": True}, "keep_states False then, True now"),
     ],
 )
-def test_going_on_with_other_options_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
+def test_going_on_with_other_options_is_refused(one_step: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        go(tmp_path / "d", config(**changes), resume=True)
+        go(one_step, config(**changes), resume=True)
     assert caught.value.message == f"This is not the run that was interrupted: {told}."
     assert caught.value.way_out
-    assert place(tmp_path / "d").progress.step == 1
+    assert place(one_step).progress.step == 1
 
 
-def test_going_on_with_other_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
+def test_going_on_with_other_records_is_refused(one_step: Path) -> None:
     for other in (texts()[:4], texts()[1:6], texts()[:5][::-1]):
         with pytest.raises(UsageError, match="records are not those of the interrupted run"):
-            go(tmp_path / "d", resume=True, records=other)
+            go(one_step, resume=True, records=other)
 
 
 @pytest.mark.xfail(strict=True, reason="the state does not remember the target")
-def test_going_on_with_another_target_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
+def test_going_on_with_another_target_is_refused(stopped: Path) -> None:
     with pytest.raises(UsageError):
-        go(tmp_path / "d", resume=True, target=tiny.target("qwen2"))
+        go(stopped, resume=True, target=tiny.target("qwen2"))
 
 
 @pytest.mark.xfail(strict=True, reason="the state does not remember what was held out, so points do not compare")
-def test_going_on_with_other_held_out_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
+def test_going_on_with_other_held_out_records_is_refused(stopped: Path) -> None:
     with pytest.raises(UsageError):
-        go(tmp_path / "d", resume=True, held_out=texts()[:2])
+        go(stopped, resume=True, held_out=texts()[:2])
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
@@ -434,13 +460,11 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 100, -1])
-def test_a_damaged_state_is_refused(tmp_path: Path, keep: int) -> None:
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
-    path = tmp_path / "d.run" / "state.safetensors"
+def test_a_damaged_state_is_refused(stopped: Path, keep: int) -> None:
+    path = stopped.with_name("d.run") / "state.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UsageError, match="cannot be resumed from") as caught:
-        go(tmp_path / "d", resume=True)
+        go(stopped, resume=True)
     assert "--overwrite" in caught.value.way_out
 
 
@@ -457,15 +481,12 @@ def test_an_output_that_exists_is_refused(tmp_path: Path) -> None:
     assert [row.split(",")[0] for row in rows] == ["step", "1", "2"]
 
 
-def test_an_unfinished_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    held = tmp_path / "d.run"
-    with pytest.raises(Interrupted):
-        go(tmp_path / "d", ears=Ears(1, KeyboardInterrupt()))
-    (tmp_path / "d").rename(tmp_path / "moved")
+def test_an_unfinished_run_is_not_overwritten_unasked(stopped: Path) -> None:
+    stopped.rename(stopped.with_name("moved"))
     with pytest.raises(UsageError, match="holds an unfinished run"):
-        go(tmp_path / "d")
-    assert (held / "state.safetensors").exists()
-    assert go(tmp_path / "d", overwrite=True).step == STEPS
+        go(stopped)
+    assert place(stopped).progress.step == 1
+    assert go(stopped, config(steps=2), overwrite=True).step == 2
 
 
 def test_a_second_run_on_the_folder_is_refused(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def target(kind: str = "llama") -> Target:
 
 def ending_at(target: Target, *token_ids: int) -> Target:
     """The same target with these end tokens."""
-    return replace(target, tokenizer=SimpleNamespace(eos_token_id=list(token_ids)))  # type: ignore[arg-type]
+    return replace(target, tokenizer=SimpleNamespace(eos_token_id=list(token_ids)))
 
 
 def vocab(seed: int = 0, size: int = DRAFT_VOCAB) -> DraftVocab:
@@ -109,7 +109,7 @@ def drafter(kind: str = "llama", seed: int = 0, taps: Sequence[int] = (1, 2, 4))
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist()
+    return [int(i) for i in np.random.default_rng([seed, length]).integers(0, VOCAB, length)]
 
 
 def tiny_records(n: int, seed: int = 0) -> list[Record]:

@@ -1,8 +1,9 @@
 """Faster linear layers for the few rows a decoding pass has, on the CPU in fp32.
 
 For a handful of rows ``F.linear`` reads its weights the way a large matrix product wants them; oneDNN reads
-weights laid out beforehand up to three times faster. Median microseconds, F.linear / packed, cold weights, 2
-threads of an AVX2 EPYC (1 thread: the same order, gains from none at 1 row to twofold at 5 rows of a head):
+weights laid out beforehand up to three times faster. Microseconds, F.linear / packed, 2 threads of an AVX2 EPYC
+that had other work too: medians with cold weights, the first row best of three with warm ones. With 1 thread the
+order is the same and the gains are smaller: none at 1 row, twofold at 5 rows of a head.
 
     weight        1 row        2 rows       5 rows       8 rows       16 rows      64 rows      256 rows
     192 x 576     21 / 92      75 / 96      70 / 97      84 / 98      85 / 108
