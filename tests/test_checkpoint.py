@@ -348,7 +348,6 @@ def test_the_map_of_another_run_is_refused(tmp_path: Path) -> None:
     assert "d2t holds offsets, not ids" in caught.value.way_out
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the shape of an own embed_tokens is not inspected")
 def test_an_own_embedding_of_another_shape_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d")
     edit_weights(folder, lambda tensors: tensors.update({"embed_tokens.weight": torch.zeros(tiny.VOCAB, 32)}))
@@ -381,7 +380,7 @@ def test_edited_taps_of_sglang(tmp_path: Path) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
     edit_config(folder, lambda config: config.update(eagle_config=ids))
     finding = found(folder)["contract-edited"]
-    assert [(e.measure, e.value) for e in finding.evidence] == [("taps captured by SGLang", [2, 3, 5])]
+    assert [(e.measure, e.value) for e in finding.evidence] == [("taps captured by SGLang", [2, 3])]  # five layers: tap 5 is never reached
     edit_config(folder, lambda config: config.pop("eagle_config"))
     assert [e.value for e in found(folder)["contract-edited"].evidence] == [[2, 2, 2]]  # SGLang's default of 5 layers
 
@@ -496,7 +495,6 @@ def inferred_heads(config: dict[str, Any], heads: object) -> None:
     config["num_attention_heads"] = heads
 
 
-@pytest.mark.xfail(strict=True, reason="edited by hand like this, config.json ends in a bare TypeError or the like")
 @pytest.mark.parametrize(
     "change",
     [
@@ -531,9 +529,6 @@ def test_a_malformed_value_is_refused(tmp_path: Path, change: Callable[[dict[str
         found(folder)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a drafter narrower than its target's embedding is not told"
-)
 def test_a_width_the_targets_embedding_does_not_have_is_refused(tmp_path: Path) -> None:
     """Without embed_tokens of its own a drafter reads the target's, which must be as wide as it is."""
     target = tiny.target("llama")

@@ -41,16 +41,16 @@ def inside(ids: Sequence[int]) -> dict[str, Any]:
         (DEEPSEEK, 61, [2, 30, 58], [2, 30, 58]),
         (GLM, 61, [2, 30, 58], [2, 30, 58]),
         (LLAMA, 61, [-1, 2, 30], [0, 3, 31]),
-        (DEEPSEEK, 61, [-1, 2, 30], [-1, 2, 30]),  # -1 is never reached, so one state is missing
-        (GLM, 61, [-1, 2, 30], [-1, 2, 30]),
+        (DEEPSEEK, 61, [-1, 2, 30], [2, 30]),  # -1 is never reached, so one state is missing
+        (GLM, 61, [-1, 2, 30], [2, 30]),
         (DEEPSEEK, 61, [0, 3, 31], [0, 3, 31]),
         (GLM, 61, [0, 3, 31], [0, 3, 31]),
         (LLAMA, 61, [0, 3, 31], [1, 4, 32]),
         (GPT_OSS, 61, [0, 3, 31], [1, 4, 32]),
         (DEEPSEEK, 61, [1, 29, 57], [2, 30, 58]),  # the first id is 1: counted as everywhere else
         (GPT_OSS, 36, [1, 17, 36], [1, 17, 36]),
-        (LLAMA, 36, [1, 17, 36], [2, 18, 37]),
-        (DEEPSEEK, 36, [1, 17, 36], [2, 18, 37]),
+        (LLAMA, 36, [1, 17, 36], [2, 18]),  # nor is what lies past the last layer
+        (DEEPSEEK, 36, [1, 17, 36], [2, 18]),
         (LLAMA, 36, [17, 1, 29], [2, 18, 30]),  # a set of layers, concatenated as they run
         (DEEPSEEK, 36, [17, 1, 29], [1, 17, 29]),  # the first as written, not the least
         (LLAMA, 36, [1, 1, 17], [2, 18]),
@@ -105,10 +105,6 @@ def test_what_sglang_spells_it_captures(chosen: set[int], architecture: str) -> 
         assert sglang.captured(inside(ids), architecture, 36) == taps
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="spell and captured claim tap n of targets whose loop never reaches it (Llama, Qwen, DeepSeek)",
-)
 @pytest.mark.parametrize("architecture", [LLAMA, "Qwen2ForCausalLM", "Qwen3ForCausalLM", DEEPSEEK])
 def test_sglang_cannot_capture_the_last_layers_output(architecture: str) -> None:
     """Capture happens at the entrance of a layer, so tap n needs code after the loop; gpt-oss and Gemma have it."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import tiny
 from eyas import batches, objective, taps
 from eyas.drafter import Drafter
 from eyas.records import Record
@@ -218,7 +218,7 @@ def test_positions_that_stand_still_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def naive_slots(mask: list[bool], depths: int, *, last_predicted: bool) -> dict[int, list[bool]]:
-    """From the docstring: all of x[t+1] (fed first) to x[t+2+k] (predicted) or x[t+1+k] (fed last) are response tokens."""
+    """All of x[t+1] (fed first) to x[t+2+k] (predicted), or to x[t+1+k] (fed last), are response tokens."""
     found = {}
     for t in range(len(mask)):
         row = []

@@ -63,9 +63,7 @@ def test_a_package_that_is_not_there_is_null() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    script = (
-        "import sys; from eyas import provenance; provenance.collect({}); assert 'torch' not in sys.modules"
-    )
+    script = "import sys; from eyas import provenance; provenance.collect({}); assert 'torch' not in sys.modules"
     source = str(Path(provenance.__file__).parents[1])
     subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": source}, check=True)
 

@@ -148,9 +148,7 @@ def test_the_numbers_are_all_there() -> None:
 
 
 def test_a_result_without_curves_prints() -> None:
-    told = CheckResult(
-        "d", None, "broken", None, None, findings=[Finding("weights-nan", "fatal", "s")]
-    ).to_json()
+    told = CheckResult("d", None, "broken", None, None, findings=[Finding("weights-nan", "fatal", "s")]).to_json()
     text = printed(told)
     assert text.startswith("BROKEN")
     assert "depth" not in text
@@ -175,9 +173,7 @@ def test_narrow_terminals_wrap() -> None:
 
 
 def test_json_has_no_nan_and_no_numpy() -> None:
-    text = as_json(
-        {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": np.array([1.5, np.nan]), 4: True}
-    )
+    text = as_json({"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": np.array([1.5, np.nan]), 4: True})
     assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == {
         "a": None, "b": [None, 3], "c": [1.5, None], "4": True
     }  # fmt: skip
@@ -237,9 +233,7 @@ def test_pictures_are_the_same_every_time() -> None:
 
 
 def test_text_from_outside_is_escaped() -> None:
-    found = Finding(
-        "taps-off-by-one", "fatal", ATTACK, [Evidence(ATTACK, ATTACK, ATTACK, ATTACK)], fix=ATTACK
-    )
+    found = Finding("taps-off-by-one", "fatal", ATTACK, [Evidence(ATTACK, ATTACK, ATTACK, ATTACK)], fix=ATTACK)
     told = result(
         name=f"{ATTACK} $\\frac$ -->",
         findings=[found],
@@ -273,9 +267,7 @@ def test_a_drafter_without_walk_is_compared_teacher_forced() -> None:
 
 
 def test_a_result_without_curves_makes_a_page() -> None:
-    told = CheckResult(
-        "d", None, "broken", None, None, findings=[Finding("weights-nan", "fatal", "s")]
-    ).to_json()
+    told = CheckResult("d", None, "broken", None, None, findings=[Finding("weights-nan", "fatal", "s")]).to_json()
     parsed = Page(check_page([told]))
     assert "svg" not in parsed.names()
     assert "weights-nan" in parsed.text

@@ -46,9 +46,7 @@ def test_a_damaged_extract_is_made_again_and_a_good_one_kept(
     assert resolve.target("smollm2").path == small_smollm2
 
 
-def test_an_extract_with_the_wrong_hash_is_not_kept(
-    small_smollm2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extract_with_the_wrong_hash_is_not_kept(small_smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "SMOLLM2_SHA256", "0" * 64)
     with pytest.raises(EnvironmentFault, match="was expected"):
         resolve.target("smollm2")

@@ -240,9 +240,7 @@ def test_finding_takes_kind_and_fix_from_the_table() -> None:
     assert Finding("quality-low", "note", "s", fix="Do this.").fix == "Do this."
     told = found.to_json()
     assert list(told) == ["kind", "cause", "severity", "summary", "evidence", "fix", "rivals"]
-    assert told["evidence"] == [
-        {"measure": "top-1", "value": 0.01, "expected": 0.6, "source": "held-out records"}
-    ]
+    assert told["evidence"] == [{"measure": "top-1", "value": 0.01, "expected": 0.6, "source": "held-out records"}]
 
 
 def test_unknown_causes_and_severities_are_refused() -> None:

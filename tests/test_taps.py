@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import tiny
 from eyas import batches, taps
 from eyas.errors import UsageError
 from eyas.target import Target

@@ -59,6 +59,7 @@ def canonical(name: str) -> str:
 def read(folder: Path) -> Checkpoint:
     """Config and headers of a drafter. Raises CheckpointError where they cannot be understood at all."""
     found = inventory.read(folder)
+    hf.require_sane(found.config, str(folder))
     contract, digest = hf.read_contract(found.config, str(folder))
     fc = found.tensors.get("fc.weight") or found.tensors.get("model.fc.weight")
     taps = _taps(found.config, contract, fc.shape if fc else None)
@@ -125,6 +126,7 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
                 [Evidence("tensors missing", missing, [], "headers of the checkpoint")],
             )
         )
+    wanted[EMBEDDING] = (shape.vocab_size, shape.hidden_size)  # optional: a drafter may bring its own
     wrong = [n for n in wanted if n in there and there[n].shape != wanted[n]]
     if wrong:
         findings.append(
@@ -138,7 +140,7 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
                 ],
             )
         )
-    surplus = sorted(set(there) - set(wanted) - {EMBEDDING})
+    surplus = sorted(set(there) - set(wanted))
     if surplus:
         findings.append(
             Finding(
@@ -165,6 +167,16 @@ def _fits(checkpoint: Checkpoint, target: Target) -> list[Finding]:
                 "fatal",
                 f"The drafter reads states {shape.target_hidden_size} wide; {target.spec} has {target.hidden_size}.",
                 [Evidence("target hidden size", target.hidden_size, shape.target_hidden_size, "config.json")],
+            )
+        )
+    elif shape.hidden_size != target.hidden_size and EMBEDDING not in checkpoint.tensors:
+        findings.append(
+            Finding(
+                "hidden-size-mismatch",
+                "fatal",
+                f"The drafter is {shape.hidden_size} wide and brings no embedding; that of {target.spec} is "
+                f"{target.hidden_size} wide.",
+                [Evidence("embedding width", target.hidden_size, shape.hidden_size, "config.json")],
             )
         )
     if shape.vocab_size != target.vocab_size:

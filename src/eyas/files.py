@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +138,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise InputError(f"{path} does not exist.", way_out="Check the path.") from error
     except IsADirectoryError as error:
         raise InputError(f"{path} is a folder, a file was expected.", way_out="Name the file in it.") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is not a whole gzip file ({error}).", way_out="Fetch or write it again.") from error
 
 
@@ -155,6 +156,11 @@ def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}, line {number}: broken JSON, {error.msg} at column {error.colno}.",
+            way_out="Mend the line, or pass --skip-bad to keep the other lines.",
+        ) from error
+    except (RecursionError, ValueError) as error:  # nested without end, or a number of thousands of digits
+        raise InputError(
+            f"{path}, line {number}: JSON that cannot be read ({type(error).__name__}).",
             way_out="Mend the line, or pass --skip-bad to keep the other lines.",
         ) from error
     if not isinstance(value, dict):

@@ -257,10 +257,12 @@ def record_of(row: Mapping[str, Any], where: str, vocab_size: int | None) -> Rec
             f"{where}: seq_len says {row['seq_len']!r}, input_ids has {len(ids)} tokens: the line was cut or mixed up.",
             way_out="Write the records again, or pass --skip-bad.",
         )
-    if len(ids) and (ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size)):
+    largest = (vocab_size or 2**31) - 1  # ids are kept as int32
+    if ids.min() < 0 or ids.max() > largest:
         bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        whose = "the target's vocabulary" if vocab_size else "any vocabulary"
         raise RecordsError(
-            f"{where}: token id {bad} is outside the target's vocabulary (0 to {(vocab_size or 0) - 1}).",
+            f"{where}: token id {bad} is outside {whose} (0 to {largest}).",
             way_out="These records were made with another tokenizer; prepare them again with this target.",
         )
     if not set(np.unique(mask)) <= {0, 1}:
@@ -280,7 +282,10 @@ def _integers(value: object, where: str) -> np.ndarray:
         raise RecordsError(f"{where} is {type(value).__name__}, a list of integers was expected.", way_out=_expected())
     if not value:
         raise RecordsError(f"{where} is empty.", way_out="Remove the line, or pass --skip-bad.")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # lists of different lengths inside
+        array = np.empty(0, dtype=object)
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise RecordsError(
             f"{where} holds more than integers.", way_out="Token ids and masks are flat lists of integers."

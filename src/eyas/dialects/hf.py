@@ -71,6 +71,40 @@ def read_contract(config: Mapping[str, Any], where: str) -> tuple[Contract | Non
     return contracts.from_json(block.get("contract"), where), block.get("weights_sha256")
 
 
+def require_sane(config: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError where a hand-edited value could not be what its key is for."""
+    inner, block = config.get("eagle_config"), config.get(KEY)
+    lists = {"eagle_aux_hidden_state_layer_ids": config.get("eagle_aux_hidden_state_layer_ids")}
+    objects = {"eagle_config": inner, "rope_scaling": config.get("rope_scaling")}
+    if isinstance(inner, Mapping):
+        lists["eagle_config.eagle_aux_hidden_state_layer_ids"] = inner.get("eagle_aux_hidden_state_layer_ids")
+    contract, _ = read_contract(config, where) if block is not None else (None, None)
+    if contract is not None and "taps" in contract:
+        lists["eyas.contract.taps"] = contract["taps"] if contract["taps"] is not None else "null"
+    if contract is not None and "target" in contract:
+        objects["eyas.contract.target"] = contract["target"]
+    for key, value in lists.items():
+        if value is not None and not (isinstance(value, list) and value and all(type(v) is int for v in value)):
+            raise _wrong(where, key, value, "a list of layer numbers")
+    for key, value in objects.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise _wrong(where, key, value, "an object")
+    for key in ("num_attention_heads", "hidden_size"):
+        if config.get(key) is not None and not (type(config[key]) is int and config[key] > 0):
+            raise _wrong(where, key, config[key], "a number above zero")
+    of = objects.get("eyas.contract.target")
+    missing = [k for k in ("architecture", "num_layers", "fingerprint") if isinstance(of, Mapping) and k not in of]
+    if missing:
+        raise _wrong(where, "eyas.contract.target", of, f"an object with {', '.join(missing)}")
+
+
+def _wrong(where: str, key: str, value: object, expected: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: {key} of config.json is {value!r}; {expected} was expected.",
+        way_out="Restore the config that was saved with these weights.",
+    )
+
+
 def read_shape(config: Mapping[str, Any], taps: tuple[int, ...], where: str) -> dict[str, Any]:
     """DrafterConfig's fields out of a config; a missing one is an error that names it."""
     rope = config.get("rope_parameters")

@@ -21,6 +21,16 @@ FIRST_ID_RULE = (
     "KimiK25ForConditionalGeneration",
 )
 LAST_ID_RULE = ("GptOssForCausalLM",)
+# Capture happens at the entrance of a layer; only these look once more after their loop (gpt_oss.py:723,
+# gemma3_causal.py:669, gemma4_causal.py:1091, minimax_m3.py:1959), so elsewhere tap n is never reached.
+REACH_LAST_TAP = (
+    "GptOssForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "MiniMaxM3ForCausalLM",
+)
 
 
 def captured(config: Mapping[str, Any], architecture: str, num_layers: int) -> list[int]:
@@ -28,7 +38,9 @@ def captured(config: Mapping[str, Any], architecture: str, num_layers: int) -> l
     ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if ids is None:
         return [2, num_layers // 2, num_layers - 3]
-    return sorted({k + _offset(ids, architecture, num_layers) for k in ids})
+    taps = {k + _offset(ids, architecture, num_layers) for k in ids}
+    last = num_layers if architecture in REACH_LAST_TAP else num_layers - 1
+    return sorted(t for t in taps if 0 <= t <= last)
 
 
 def _offset(ids: Sequence[int], architecture: str, num_layers: int) -> int:

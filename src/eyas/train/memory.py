@@ -12,7 +12,7 @@ from eyas.target import Target
 
 class StatesInMemory:
     """Target states of records seen before, as bf16. Also the first time they pass through bf16, so that a resumed
-    run, whose memory is empty, computes what the undisturbed one did."""
+    run, whose memory is empty, computes what the undisturbed one did up to the rounding of a batch padded otherwise."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}

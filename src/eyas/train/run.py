@@ -12,6 +12,7 @@ import csv
 import math
 import time
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,12 @@ class Run:
         self.tap_list = taps.validate(config.taps, target.num_layers)
         self.steps_per_epoch = math.ceil(len(records) / (config.batch * config.accumulate))
         self.total_steps = config.steps or max(1, round(config.epochs * self.steps_per_epoch))
+        if config.minutes:
+            self.total_steps = max(self.total_steps, TIMED)  # until the pace is known
         self.weights = [config.depth_decay**k for k in range(config.depths)]
         self.progress = Progress()
+        self._whole = True  # weights, optimiser and count agree: not so in the middle of a step
+        self._saved_step: int | None = None
         self.states = StatesInMemory() if config.keep_states else None
 
     # -- start and resume -------------------------------------------------------------------------------------
@@ -108,11 +113,13 @@ class Run:
             self.optimiser = self._optimiser()
 
     def _restore(self, saved: state.Saved) -> None:
-        saved.require_same(self.config, self._records_sha256())
+        saved.require_same(self.config, self._identity())
         self.total_steps, self.progress = saved.total_steps, saved.progress
         self.drafter = self._head_frozen(saved.drafter(self.target.embedding))
         self.optimiser = self._optimiser()
         saved.restore(self.optimiser)
+        self._saved_step = self.progress.step
+        self._trim_log()
 
     def _start(self) -> Drafter:
         config = self.config
@@ -167,29 +174,43 @@ class Run:
         """Steps until the end; measured every so often; interrupted at a step's edge, with the place kept."""
         writer = SummaryWriter(self.folder / "tensorboard")
         try:
-            if not self.progress.points:
+            if self._measurement_is_due():
                 self._measure(listener, writer)
             feed = self._feed()
-            began = time.perf_counter()
+            began, first = time.perf_counter(), self.progress.step
             while self.progress.step < self.total_steps:
                 self._step(feed, listener, writer)
                 if self.config.minutes and self.progress.step == TIMED:
-                    self._set_pace(time.perf_counter() - began, listener)
-                if self.progress.step % self.config.measure_every == 0 or self.progress.step == self.total_steps:
+                    self._set_pace((time.perf_counter() - began) / (TIMED - first), listener)
+                if self._measurement_is_due():
                     self._measure(listener, writer)
         except KeyboardInterrupt as error:
-            self._save_state()
-            raise Interrupted(
-                f"Stopped at step {self.progress.step} of {self.total_steps}; the place is kept in {self.folder}.",
-                way_out="Run the same command with --resume to go on.",
-            ) from error
+            raise self._stopped() from error
         finally:
             writer.close()
 
+    def _stopped(self) -> Interrupted:
+        """The error of an interrupted run. A step cut in the middle is not kept; the last whole state is."""
+        if self._whole:
+            self._save_state()
+        if self._saved_step is None:
+            return Interrupted(
+                "Stopped before the first state was written; nothing is kept.", way_out="Run it again with --overwrite."
+            )
+        return Interrupted(
+            f"Stopped at step {self._saved_step} of {self.total_steps}; the place is kept in {self.folder}.",
+            way_out="Run the same command with --resume to go on.",
+        )
+
+    def _measurement_is_due(self) -> bool:
+        step, points = self.progress.step, self.progress.points
+        at_a_mark = step % self.config.measure_every == 0 or step == self.total_steps
+        return at_a_mark and (not points or points[-1].step != step)
+
     def _set_pace(self, seconds: float, listener: Listener) -> None:
-        """As many steps as fit the minutes asked for, measurements left out of account."""
+        """As many steps of so many seconds as fit the minutes asked for, measurements left out of account."""
         assert self.config.minutes is not None
-        self.total_steps = max(TIMED + 1, round(self.config.minutes * 60 / (seconds / TIMED)))
+        self.total_steps = max(TIMED + 1, round(self.config.minutes * 60 / seconds))
         listener.starting(self.total_steps, self.plan())
 
     def _epoch(self, epoch: int) -> list[tuple[int, ...]]:
@@ -201,9 +222,8 @@ class Run:
         per_epoch = self.steps_per_epoch * self.config.accumulate
         epoch, skip = divmod(done, per_epoch)
         while True:
-            order = self._epoch(epoch)
-            order += order[: per_epoch - len(order)]  # a whole number of steps an epoch
-            for index in order[skip:]:
+            order = islice(cycle(self._epoch(epoch)), per_epoch)  # a whole number of steps an epoch
+            for index in islice(order, skip, None):
                 yield batches.collate(self.records, index)
             epoch, skip = epoch + 1, 0
 
@@ -221,12 +241,14 @@ class Run:
             hits, slots = hits + int(loss.hits[0]), slots + int(loss.slots[0])
             tokens += int(batch.loss_mask.sum())
         norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), config.clip)
+        self._whole = False
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - began
         progress.step += 1
         progress.tokens += tokens
         progress.seconds += seconds
+        self._whole = True
         hit_rate = hits / max(slots, 1)
         self._log(progress.step, value, hit_rate, tokens / seconds, float(norm), writer)
         listener.stepped(progress.step, value, hit_rate, tokens / seconds)
@@ -294,14 +316,20 @@ class Run:
         }
         checkpoint.save(self.drafter, self.out, self.contract(), {"curves.json": curves, "provenance.json": source})
 
-    def _records_sha256(self) -> str:
-        return provenance.sha256_text("\n".join(r.id for r in self.records))
+    def _identity(self) -> dict[str, str]:
+        """What a resumed run must share with the interrupted one besides its options."""
+
+        def digest(records: Sequence[Record]) -> str:
+            return provenance.sha256_text("\n".join(r.id for r in records))
+
+        fingerprint = self.target.fingerprint()
+        return {"records": digest(self.records), "held-out records": digest(self.held_out), "target": fingerprint}
 
     def _data(self) -> dict[str, Any]:
         return {
             "records": len(self.records),
             "response_tokens": sum(r.n_response_tokens for r in self.records),
-            "records_sha256": self._records_sha256(),
+            "records_sha256": self._identity()["records"],
             "trained_tokens": self.progress.tokens,
             "trained_minutes": round(self.progress.seconds / 60, 2),
         }
@@ -361,6 +389,14 @@ class Run:
         for name, value in (("loss", loss), ("hit_rate_depth_0", hit), ("tokens_per_second", speed)):
             writer.add_scalar(f"train/{name}", value, step)
 
+    def _trim_log(self) -> None:
+        """Steps logged after the last state are taken again; the log has every step once."""
+        log = self.folder / "log.csv"
+        if log.exists():
+            head, *rows = log.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [r for r in rows if r.split(",")[0].isdigit() and int(r.split(",")[0]) <= self.progress.step]
+            files.write_text(log, "".join([head, *kept]))
+
     def _save_state(self) -> None:
         state.save(
             self.folder / "state.safetensors",
@@ -369,5 +405,6 @@ class Run:
             self.progress,
             self.total_steps,
             self.config,
-            self._records_sha256(),
+            self._identity(),
         )
+        self._saved_step = self.progress.step

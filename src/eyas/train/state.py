@@ -54,7 +54,7 @@ class Saved:
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": state, "param_groups": groups})
 
-    def require_same(self, config: TrainConfig, data: str) -> None:
+    def require_same(self, config: TrainConfig, identity: dict[str, str]) -> None:
         """Raise UsageError naming every option that differs from the interrupted run's."""
         ours, theirs = config.model_dump(mode="json"), self.place["config"]
         changed = [k for k in ours if theirs.get(k) != ours[k]]
@@ -64,11 +64,13 @@ class Saved:
                 f"This is not the run that was interrupted: {told}.",
                 way_out="Resume with the same options, or start again with --overwrite.",
             )
-        if self.place["data"] != data:
-            raise UsageError(
-                "The records are not those of the interrupted run.",
-                way_out="Resume with the same --records, or start again with --overwrite.",
-            )
+        for what, value in identity.items():
+            if self.place["identity"].get(what) != value:
+                verb = "are not those" if what.endswith("s") else "is not that"
+                raise UsageError(
+                    f"The {what} {verb} of the interrupted run.",
+                    way_out=f"Resume with the same {what}, or start again with --overwrite.",
+                )
 
 
 def save(
@@ -78,7 +80,7 @@ def save(
     progress: Progress,
     total_steps: int,
     config: TrainConfig,
-    data: str,
+    identity: dict[str, str],
 ) -> None:
     tensors = {f"model.{n}": p.detach().contiguous() for n, p in drafter.named_parameters()}
     tensors["tap_scale"] = drafter.tap_scale
@@ -94,7 +96,7 @@ def save(
         "tokens": progress.tokens,
         "seconds": progress.seconds,
         "points": [p.to_json() for p in progress.points],
-        "data": data,
+        "identity": identity,
     }
     with files.written_whole(path) as temporary:
         checkpoint.write_tensors(tensors, temporary, {"place": json.dumps(place)})
