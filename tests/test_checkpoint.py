@@ -380,7 +380,8 @@ def test_edited_taps_of_sglang(tmp_path: Path) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
     edit_config(folder, lambda config: config.update(eagle_config=ids))
     finding = found(folder)["contract-edited"]
-    assert [(e.measure, e.value) for e in finding.evidence] == [("taps captured by SGLang", [2, 3])]  # five layers: tap 5 is never reached
+    # Of five layers SGLang never reaches tap 5.
+    assert [(e.measure, e.value) for e in finding.evidence] == [("taps captured by SGLang", [2, 3])]
     edit_config(folder, lambda config: config.pop("eagle_config"))
     assert [e.value for e in found(folder)["contract-edited"].evidence] == [[2, 2, 2]]  # SGLang's default of 5 layers
 
@@ -462,6 +463,29 @@ def test_no_contract_is_noted_and_taps_are_read_from_the_keys(tmp_path: Path) ->
     assert checkpoint.read(folder).shape.taps == (0, 1, 3)  # as vLLM's V1 runner reads them
     edit_config(folder, lambda config: config.pop("eagle_config"))
     assert len(checkpoint.read(folder).shape.taps) == 3  # of what fc takes
+
+
+def without_contract(folder: Path, ids: list[int] | None) -> Path:
+    """What most published drafters are: no contract, and often no ids either."""
+
+    def change(config: dict[str, Any]) -> None:
+        for key in ("eyas", "eagle_config", "eagle_aux_hidden_state_layer_ids"):
+            del config[key]
+        if ids is not None:
+            config["eagle_aux_hidden_state_layer_ids"] = ids
+
+    edit_config(folder, change)
+    return folder
+
+
+def test_without_ids_the_taps_are_those_every_engine_defaults_to(tmp_path: Path) -> None:
+    folder = without_contract(saved(tmp_path / "d"), None)
+    assert load(folder, llama(layers=8)).config.taps == (2, 4, 5)
+
+
+def test_ids_are_sorted_as_vllm_sorts_them(tmp_path: Path) -> None:
+    folder = without_contract(saved(tmp_path / "d"), [4, 1, 2])
+    assert load(folder).config.taps == (1, 2, 4)
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,27 @@ def test_an_interrupted_measurement_is_made_up_for(tmp_path: Path, monkeypatch: 
     assert [p.step for p in go(tmp_path / "d", resume=True).points] == points
 
 
+def test_an_interrupt_while_the_best_is_written_does_not_lose_it(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = place(whole).progress.best
+    assert best is not None
+    save = checkpoint.save
+
+    def interrupted(drafter: Any, out: Path, contract: Any, extra: dict[str, Any]) -> None:
+        if extra["curves.json"]["training"][-1]["step"] == best.step:
+            raise KeyboardInterrupt
+        save(drafter, out, contract, extra)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", interrupted)
+        with pytest.raises(Interrupted):
+            go(tmp_path / "d")
+    go(tmp_path / "d", resume=True)
+    written = json.loads((tmp_path / "d" / "curves.json").read_text())["training"][-1]
+    assert (written["step"], written["value"]) == (best.step, best.value)
+
+
 def test_a_finished_run_has_nothing_left_to_do(whole: Path, seen: list[tuple[int, ...]]) -> None:
     ears, finished = Ears(), place(whole).progress
     assert go(whole, None, ears, resume=True) == finished
@@ -583,15 +604,16 @@ def test_off_policy_text_trains_too(tmp_path: Path) -> None:
 def test_an_epoch_of_fewer_batches_than_one_step_takes_goes_on_the_same(
     tmp_path: Path, seen: list[tuple[int, ...]]
 ) -> None:
-    asked, made = config(steps=4, batch=1, accumulate=7, measure_every=1), texts()[:3]
+    asked, made = config(steps=3, batch=1, accumulate=5, measure_every=1), texts()[:2]
     go(tmp_path / "whole", asked, records=made)
     undisturbed = seen.copy()
     seen.clear()
     with pytest.raises(Killed):
-        go(tmp_path / "killed", asked, Ears(3, Killed()), records=made)
+        go(tmp_path / "killed", asked, Ears(2, Killed()), records=made)
     seen.clear()
     go(tmp_path / "killed", asked, records=made, resume=True)
-    assert seen == undisturbed[2 * 7 :]
+    assert len(undisturbed) == 3 * 5
+    assert seen == undisturbed[5:]
 
 
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:

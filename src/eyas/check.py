@@ -184,12 +184,13 @@ def judge_curves(case: Case, expect: float) -> None:
         if unproven:
             case.not_checked.append(NotChecked("wiring", unproven, needed=True))
         else:
+            shown = [round(value, 3) for value in (length.value or 1.0, low or 1.0, high)]
             case.findings.append(
                 Finding(
                     "quality-low",
                     "note",
                     f"As trained and wired this drafter reaches {length.value:.2f}; {expect} was expected.",
-                    [Evidence("accept length, 4 drafted tokens", [length.value, low, high], expect, "walk")],
+                    [Evidence("accept length, 4 drafted tokens", shown, expect, "walk")],
                 )
             )
     coverage = measured.teacher_forced.coverage().rate

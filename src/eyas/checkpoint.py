@@ -75,14 +75,29 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _taps(config: dict[str, Any], contract: Contract | None, fc: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Taps as the contract declares them, else as vLLM would read the keys."""
+    """Taps as the contract declares them, else as vLLM's V1 runner would read the keys.
+
+    Where neither says, only their number is known (from fc) until a target is: see ``shape_for``.
+    """
     if contract is not None and "taps" in contract:
-        return tuple(int(t) for t in contract["taps"])
-    count = fc[1] // fc[0] if fc and len(fc) == 2 and fc[0] else 3
-    if config.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(config["eagle_aux_hidden_state_layer_ids"])
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return tuple(ids) if ids else tuple(range(count))
+        return tuple(contract["taps"])
+    if _names_taps(config):
+        return tuple(vllm.captured(config, 0, "v1"))
+    return tuple(range(fc[1] // fc[0] if fc and len(fc) == 2 and fc[0] else 3))
+
+
+def _names_taps(config: dict[str, Any]) -> bool:
+    inner = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return bool(config.get("eagle_aux_hidden_state_layer_ids") or inner)
+
+
+def shape_for(checkpoint: Checkpoint, target: Target) -> DrafterConfig:
+    """The shape on this target: a drafter that names no taps gets those every engine defaults to."""
+    named = checkpoint.contract is not None and "taps" in checkpoint.contract
+    defaults = tuple(vllm.captured({}, target.num_layers, "v1"))
+    if named or _names_taps(checkpoint.config) or len(defaults) != len(checkpoint.shape.taps):
+        return checkpoint.shape
+    return checkpoint.shape.model_copy(update={"taps": defaults})
 
 
 def expected_shapes(shape: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -309,7 +324,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
             f"NaN or infinite values in {', '.join(bad)} of {checkpoint.folder.name}.",
             way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
         )
-    shape = checkpoint.shape
+    shape = shape_for(checkpoint, target)
     if "d2t" in tensors:
         words = vocab.from_checkpoint(tensors["d2t"], tensors.get("t2d"), shape.vocab_size)
     else:

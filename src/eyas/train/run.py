@@ -294,20 +294,20 @@ class Run:
             [forced.conditional_rate(k).rate for k in range(forced.depths)],
         )
         best = progress.best is None or value > progress.best.value
-        progress.points.append(point)
         if best:
-            self._save_best(measured)
+            self._save_best(measured, [*progress.points, point])
+        progress.points.append(point)  # only now: a point says that the checkpoint it speaks of is there
         self._save_state()
         writer.add_scalar("held_out/accept_length", value, progress.step)
         listener.measured(point, best)
 
-    def _save_best(self, measured: curve.Measured) -> None:
+    def _save_best(self, measured: curve.Measured, points: Sequence[Point]) -> None:
         curves = {
             "teacher_forced": measured.teacher_forced.to_json(),
             "walk": measured.walk.to_json() if measured.walk else None,
             "accept_length": [length.to_json() for length in measured.lengths],
             "held_out_records": len(self.held_out),
-            "training": [p.to_json() for p in self.progress.points],
+            "training": [p.to_json() for p in points],
         }
         source = {
             **provenance.collect(self.arguments),
