@@ -43,6 +43,8 @@ def check(
     from eyas.report import page, terminal
     from eyas.results import exit_code
 
+    if fail_on not in (None, "weak"):
+        raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
     folder = resolve.drafter(checkpoint)
     file = records or folder / HELD_OUT
     if records is None and not file.exists():
