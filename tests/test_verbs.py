@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_greedy_text_is_the_targets_own(target: Target) -> None:
     drafter = checkpoint.load(checkpoint.read(SHIPPED), target)
     renderer = Renderer(target.tokenizer, target.eos_ids())  # type: ignore[arg-type]
     kept = 0
-    for question in questions(2):
+    for question in questions(1):
         ids = renderer.ids(question.messages(), prompt=True)
         gaps: list[float] = []
         oracle = list(plain(target, ids, max_new_tokens=48, gaps=gaps))
@@ -90,7 +91,7 @@ def test_greedy_text_is_the_targets_own(target: Target) -> None:
                 ours = first_difference(oracle, run.token_ids, gaps)
                 assert ours is None or ours.excused
                 kept += sum(run.accepted)
-    assert kept > 50, "a drafter of which nothing is kept proves nothing"
+    assert kept > 25, "a drafter of which nothing is kept proves nothing"
 
 
 def test_the_walk_predicts_the_loop(target: Target) -> None:
@@ -98,7 +99,8 @@ def test_the_walk_predicts_the_loop(target: Target) -> None:
     from eyas import curve
 
     drafter = checkpoint.load(checkpoint.read(SHIPPED), target)
-    chosen = [r for r in records.read(SHIPPED / "heldout.jsonl.gz", limit=12) if len(r.spans()) == 1][:4]
+    held = [r for r in records.read(SHIPPED / "heldout.jsonl.gz") if len(r.spans()) == 1]
+    chosen = sorted(held, key=lambda r: abs(r.n_response_tokens - 60))[:4]
     walked = curve.measure(drafter, target, chosen, depths=4).lengths[3]
     rounds, accepted, same = [], [], 0
     for record in chosen:
@@ -141,7 +143,20 @@ def test_prepare_records_train_check(capsys: Capture, tmp_path: Path) -> None:
     assert "first supervised tokens" in ran.out
     shown = call(capsys, "records", made / "train.jsonl", "--target", "smollm2", "--show", "2")
     assert "<|im_start|>user" in shown.out
-    quick = ("--steps", "6", "--batch", "2", "--depths", "3", "--draft-vocab", "2048", "--measure-every", "6")
+    quick = (
+        "--steps",
+        "6",
+        "--batch",
+        "2",
+        "--depths",
+        "3",
+        "--draft-vocab",
+        "2048",
+        "--measure-every",
+        "6",
+        "--ridge-tokens",
+        "1500",
+    )
     out = tmp_path / "drafter"
     ran = call(
         capsys,
@@ -176,7 +191,10 @@ def test_prepare_records_train_check(capsys: Capture, tmp_path: Path) -> None:
     assert "template-differs" not in {f["cause"] for f in told["findings"]}
 
 
-def test_demo(capsys: Capture, tmp_path: Path) -> None:
+def test_demo(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = importlib.import_module("eyas.cli.demo")
+    for name, fewer in (("SHIPPED_RECORDS", 8), ("RECORDS", 6), ("PROMPTS", 1), ("NEW_TOKENS", 24)):
+        monkeypatch.setattr(demo, name, fewer)
     ran = call(capsys, "demo", "--out", tmp_path / "demo", "--minutes", "0.2")
     assert ran.code == 0, ran.err
     for words in ("Where we are", "HEALTHY", "token for token", "A fresh drafter", "What that means", "index.html"):
