@@ -163,7 +163,7 @@ def test_public_names_exist() -> None:
 
 
 def test_nothing_leans_on_the_workplace() -> None:
-    """A clone has no ../shared, and no file may name this or any machine's folders."""
+    """A clone has only itself: no file may name a folder of the machine it was written on."""
     forbidden = ("../" + "shared", "/work/" + "shared", "/work/" + "main")
     looked_at = [
         *SRC.rglob("*"),
