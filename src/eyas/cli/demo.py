@@ -88,13 +88,15 @@ def check_shipped(show: Show, target: Target) -> dict[str, Any]:
     from eyas import records, resolve
     from eyas.check import check
     from eyas.cli.check import HELD_OUT
+    from eyas.prepare import read_manifest
     from eyas.report.terminal import print_check
 
     show.act("The shipped drafter, checked on conversations it was not trained on")
     folder = resolve.drafter(DRAFTER)
     held = records.read(folder / HELD_OUT, vocab_size=target.vocab_size, limit=SHIPPED_RECORDS)
     with common.counting("walking", len(held)) as progress:
-        result = check(folder, target, held, name=DRAFTER, progress=progress).to_json()
+        manifest = read_manifest(folder / HELD_OUT)
+        result = check(folder, target, held, name=DRAFTER, manifest=manifest, progress=progress).to_json()
     print_check(result, show.console)
     return result
 
@@ -148,7 +150,8 @@ def train_fresh(show: Show, target: Target, out: Path, minutes: float) -> Progre
     config = TrainConfig(
         taps=tuple(default_taps(target.num_layers)),
         minutes=minutes,
-        lr=1e-3,
+        depths=3,
+        lr=6e-4,
         freeze_head=True,
         keep_states=True,
         ridge_tokens=4000,
@@ -174,9 +177,13 @@ def check_fresh(show: Show, target: Target, out: Path) -> dict[str, Any]:
     from eyas.report.terminal import print_check
 
     show.act("The fresh drafter, checked the same way")
-    held = records.read(out / "records" / prepare.HELD_OUT, vocab_size=target.vocab_size, limit=RECORDS)
+    file = out / "records" / prepare.HELD_OUT
+    held = records.read(file, vocab_size=target.vocab_size, limit=RECORDS)
+    manifest = prepare.read_manifest(file)
     with common.counting("walking", len(held)) as progress:
-        result = check(out / "drafter", target, held, name="fresh drafter", progress=progress).to_json()
+        result = check(
+            out / "drafter", target, held, name="fresh drafter", manifest=manifest, progress=progress
+        ).to_json()
     print_check(result, show.console)
     return result
 
