@@ -91,8 +91,7 @@ def _chains(
     T = ids.shape[1]
     slots = objective.drafted_slots(mask, depths)
     teacher = objective.teach(target, states.last, objective.label_positions(slots, T), drafter)
-    truth = torch.where(mask, 0, -1)  # placeholder shape [B, T]
-    truth = teacher.truth[teacher.row] if len(teacher.truth) else truth
+    truth = teacher.truth[teacher.row] if len(teacher.truth) else torch.full_like(ids, -1)
     inside = drafter.vocab.draft_ids().to(ids.device) >= 0
 
     hits, right = [], []

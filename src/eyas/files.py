@@ -54,9 +54,9 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             os.fsync(handle.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except EnvironmentFault:
+        raise
     except OSError as error:
-        if isinstance(error, EnvironmentFault):
-            raise
         raise explain_os_error(error, path) from error
     finally:
         if temporary is not None:
@@ -91,9 +91,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             os.replace(temporary, path)
+    except EnvironmentFault:
+        raise
     except OSError as error:
-        if isinstance(error, EnvironmentFault):
-            raise
         raise explain_os_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -178,9 +178,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
+    except EnvironmentFault:
+        raise
     except OSError as error:
-        if isinstance(error, EnvironmentFault):
-            raise
         raise explain_os_error(error, path) from error
     finally:
         temporary.unlink(missing_ok=True)
