@@ -124,7 +124,7 @@ class TextSide:
 def load_text_side(spec: str) -> TextSide:
     """Tokenizer and the few numbers that go with it."""
     place = materialise(resolve.target(spec))
-    tokenizer = load_tokenizer(spec)
+    tokenizer = tokenizer_at(place, spec)
     if tokenizer is None:
         raise TargetError(
             f"Target {spec!r} has no tokenizer files.",
@@ -195,7 +195,7 @@ def load(spec: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") 
         spec=spec,
         folder=Path(place) if source.kind != "hub" else None,
         model=model,
-        tokenizer=load_tokenizer(spec),
+        tokenizer=tokenizer_at(place, spec),
         config=model.config.get_text_config(),
         gguf_sha256=source.sha256,
     )
@@ -203,9 +203,8 @@ def load(spec: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return target
 
 
-def load_tokenizer(spec: str) -> PreTrainedTokenizerBase | None:
-    """The target's tokenizer, or None where its folder has none."""
-    place = materialise(resolve.target(spec))
+def tokenizer_at(place: str, spec: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of the target ``spec`` that lies at ``place``, or None where its folder has none."""
     with quiet(), explained(spec):
         try:
             return AutoTokenizer.from_pretrained(place)
