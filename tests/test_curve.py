@@ -72,11 +72,12 @@ def trained_on(kind: str, made: Sequence[Record], steps: int) -> Drafter:
     starts.scale_taps(drafter, states.taps[batch.loss_mask])
     slots = objective.trained_slots(batch.loss_mask, 3)
     wanted = objective.label_positions(slots, batch.input_ids.shape[1])
-    teacher = objective.teach(target, states.last, wanted, drafter)
+    teacher = objective.teach(target, states, wanted, drafter)
     optimiser = torch.optim.Adam(drafter.parameters(), lr=4e-3)
     for _ in range(steps):
         optimiser.zero_grad()
-        objective.loss(drafter, teacher, states.taps, batch.input_ids, slots, [1.0, 0.8, 0.6]).value.backward()
+        found = objective.loss(drafter, teacher, states.taps, batch.input_ids, slots)
+        found.mean([1.0, 0.8, 0.6]).backward()
         optimiser.step()
     return drafter.requires_grad_(False)
 

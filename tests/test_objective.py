@@ -271,7 +271,7 @@ def test_the_first_slot_is_the_last_prompt_token() -> None:
 def test_truth_is_the_full_models_argmax(kind: str) -> None:
     p = prepared(kind, records())
     wanted = objective.label_positions(p.slots, p.batch.input_ids.shape[1])
-    teacher = objective.teach(p.target, p.states.last, wanted, p.drafter, chunk=7)
+    teacher = objective.teach(p.target, p.states, wanted, p.drafter, chunk=7)
     attention = torch.arange(wanted.shape[1])[None] < p.batch.lengths[:, None]
     with torch.no_grad():
         logits = p.target.model(input_ids=p.batch.input_ids, attention_mask=attention.long()).logits
@@ -284,7 +284,7 @@ def test_truth_is_the_full_models_argmax(kind: str) -> None:
 def test_nothing_wanted_gives_empty_labels() -> None:
     p = prepared("llama", records((17,)))
     none = torch.zeros(1, 17, dtype=torch.bool)
-    teacher = objective.teach(p.target, p.states.last, none, p.drafter)
+    teacher = objective.teach(p.target, p.states, none, p.drafter)
     assert teacher.truth.shape == (0,)
     assert teacher.probabilities.shape == (0, tiny.DRAFT_VOCAB)
 
@@ -323,19 +323,19 @@ def naive_loss(p: Any, weights: list[float]) -> tuple[Any, ...]:
     return total / sum(weights), sums, counts, hits, slots
 
 
-def loss_of(p: Any, weights: list[float]) -> objective.Loss:
+def loss_of(p: Any) -> objective.Loss:
     wanted = objective.label_positions(p.slots, p.batch.input_ids.shape[1])
-    teacher = objective.teach(p.target, p.states.last, wanted, p.drafter)
-    return objective.loss(p.drafter, teacher, p.states.taps, p.batch.input_ids, p.slots, weights)
+    teacher = objective.teach(p.target, p.states, wanted, p.drafter)
+    return objective.loss(p.drafter, teacher, p.states.taps, p.batch.input_ids, p.slots)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_loss_and_counts_are_the_naive_ones(kind: str) -> None:
     weights = [1.0, 0.7, 0.3]
     p = prepared(kind, records(), depths=3)
-    found = loss_of(p, weights)
+    found = loss_of(p)
     value, sums, counts, hits, slots = naive_loss(p, weights)
-    assert float(found.value) == pytest.approx(float(value), rel=1e-4)
+    assert float(found.mean(weights)) == pytest.approx(float(value), rel=1e-4)
     assert found.sums.tolist() == pytest.approx(sums, rel=1e-4)
     assert found.counts.tolist() == counts
     assert found.hits.tolist() == hits
@@ -348,7 +348,7 @@ def test_gradient_of_the_loss_is_the_naive_one() -> None:
     p = prepared("llama", records((20, 15)), depths=2)
     p.drafter.requires_grad_(True)
     parameters = dict(p.drafter.named_parameters())
-    ours = torch.autograd.grad(loss_of(p, weights).value, parameters.values())
+    ours = torch.autograd.grad(loss_of(p).mean(weights), parameters.values())
     theirs = torch.autograd.grad(naive_loss(p, weights)[0], parameters.values())
     for name, a, b in zip(parameters, ours, theirs, strict=True):
         assert float(b.abs().max()) > 0, name
@@ -360,7 +360,7 @@ def test_a_truth_outside_the_draft_vocabulary_is_a_miss_but_no_loss() -> None:
     made = records((31, 22))
     p = prepared("llama", made, depths=1)
     wanted = objective.label_positions(p.slots, p.batch.input_ids.shape[1])
-    truths = objective.teach(p.target, p.states.last, wanted, p.drafter).truth
+    truths = objective.teach(p.target, p.states, wanted, p.drafter).truth
     common = int(truths.mode().values)
     others = [i for i in truths.unique().tolist() if i != common]
     fill = [i for i in range(tiny.VOCAB) if i != common and i not in others]
@@ -369,7 +369,7 @@ def test_a_truth_outside_the_draft_vocabulary_is_a_miss_but_no_loss() -> None:
     drafter.vocab = type(drafter.vocab)(torch.tensor(ids), tiny.VOCAB)
     drafter.draft_to_target.copy_(torch.tensor(ids))
     p.drafter = drafter
-    found = loss_of(p, [1.0])
+    found = loss_of(p)
     outside = int((truths == common).sum())
     assert outside > 0
     assert int(found.slots) == int(p.slots.valid.sum())
@@ -378,17 +378,79 @@ def test_a_truth_outside_the_draft_vocabulary_is_a_miss_but_no_loss() -> None:
 
 def test_depth_weights_weigh_and_are_divided_out() -> None:
     p = prepared("llama", records(), depths=3)
-    single = [loss_of(p, [float(k == j) for k in range(3)]).value for j in range(3)]
+    found = loss_of(p)
+    single = [found.mean([float(k == j) for k in range(3)]) for j in range(3)]
     assert len({round(float(v), 4) for v in single}) == 3
-    mixed = float(loss_of(p, [1.0, 0.8, 0.64]).value)
+    mixed = float(found.mean([1.0, 0.8, 0.64]))
     assert mixed == pytest.approx(sum(w * float(v) for w, v in zip((1, 0.8, 0.64), single, strict=True)) / 2.44)
-    assert mixed == pytest.approx(float(loss_of(p, [5.0, 4.0, 3.2]).value))
+    assert mixed == pytest.approx(float(found.mean([5.0, 4.0, 3.2])))
 
 
 def test_no_valid_slot_is_a_loss_of_zero() -> None:
     p = prepared("llama", records((17,)), depths=2)
     p.slots = objective.trained_slots(torch.zeros(1, 17), 2)
-    found = loss_of(p, [1.0, 1.0])
-    assert float(found.value) == 0.0
+    found = loss_of(p)
+    assert float(found.mean([1.0, 1.0])) == 0.0
     assert found.slots.tolist() == [0, 0]
     assert not math.isnan(float(found.sums.sum()))
+
+
+# -- a sample of the slots past depth 0 -----------------------------------------------------------------------
+
+
+def seeds(rows: int, step: int = 0) -> list[tuple[int, int]]:
+    return [(step, row) for row in range(rows)]
+
+
+def test_a_sampled_slot_has_the_state_it_has_unsampled() -> None:
+    p = prepared("llama", records(), depths=3)
+    few = objective.sampled(p.slots, 0.4, seeds(len(p.batch.index)))
+    assert few.going_on is not None
+    whole = list(objective.unroll(p.drafter, p.states.taps, p.batch.input_ids, p.slots))
+    part = list(objective.unroll(p.drafter, p.states.taps, p.batch.input_ids, few))
+    assert torch.equal(part[0], whole[0])
+    for row, going_on in enumerate(few.going_on.tolist()):
+        alive = int(p.slots.valid[row, :, 0].sum())
+        kept = [s for s in going_on if s >= 0]
+        assert len(kept) == len(set(kept)) == math.ceil(0.4 * alive)
+        assert max(kept) < alive
+        for k in (1, 2):
+            assert torch.allclose(part[k][row, : len(kept)], whole[k][row, kept], atol=1e-5)
+            index, valid = few.at(k)
+            assert index[row, : len(kept)].tolist() == p.slots.index[row, kept].tolist()
+            assert valid[row, : len(kept)].tolist() == p.slots.valid[row, kept, k].tolist()
+            assert not valid[row, len(kept) :].any()
+
+
+def test_a_row_draws_the_same_whatever_it_is_batched_with() -> None:
+    alone, beside = prepared("llama", records((20,)), depths=2), prepared("llama", records((20, 33)), depths=2)
+    one = objective.sampled(alone.slots, 0.5, [(7, 3)]).going_on
+    two = objective.sampled(beside.slots, 0.5, [(7, 3), (7, 4)]).going_on
+    assert one is not None
+    assert two is not None
+    assert one[0].tolist() == [s for s in two[0].tolist() if s >= 0]
+
+
+def test_sampling_leaves_the_mean_where_it_was() -> None:
+    """Over many draws the mean of the sampled loss is the loss; depth 0 is never touched."""
+    p = prepared("llama", records(), depths=3)
+    whole, slots, drawn = loss_of(p), p.slots, []
+    for step in range(60):
+        p.slots = objective.sampled(slots, 0.3, seeds(len(p.batch.index), step))
+        drawn.append(loss_of(p))
+    assert all(torch.equal(one.sums[0], whole.sums[0]) for one in drawn)
+    counts = torch.stack([one.counts for one in drawn]).double()
+    sums = torch.stack([one.sums.detach() for one in drawn]).double()
+    assert (counts[:, 1:].mean(0) < 0.5 * whole.counts[1:]).all()
+    means = (sums / counts)[:, 1:]
+    wanted = (whole.sums / whole.counts)[1:].double()
+    assert ((means.mean(0) - wanted).abs() < 4 * means.std(0) / len(drawn) ** 0.5).all()
+
+
+def test_a_truth_already_known_is_taken() -> None:
+    p = prepared("llama", records())
+    wanted = objective.label_positions(p.slots, p.batch.input_ids.shape[1])
+    known = torch.full_like(p.batch.input_ids, -1)
+    known[wanted] = torch.arange(int(wanted.sum()))
+    states = type(p.states)(p.states.taps, p.states.last, known)
+    assert objective.teach(p.target, states, wanted, p.drafter).truth.tolist() == list(range(int(wanted.sum())))

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import tiny
@@ -32,7 +34,9 @@ from eyas.records import Record
 from eyas.target import Target
 from eyas.train import Point, Progress, Run, Silent, TrainConfig, run, state, train
 from eyas.train.memory import StatesInMemory
+from eyas.train.parallel import Workers
 
+HERE = Path(__file__).parent
 torch.set_num_threads(1)
 
 TAPS = (1, 2, 4)
@@ -213,16 +217,83 @@ def test_kept_states_train_the_same_up_to_bf16(tmp_path: Path, monkeypatch: pyte
 
 
 def test_kept_states_spare_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, memory = tiny.target("llama"), StatesInMemory()
+    target, memory = tiny.target("llama"), StatesInMemory(torch.bfloat16)
     first, second = batches.collate(texts(), (0, 1)), batches.collate(texts(), (1, 0))
     wanted = taps.run(target, second.input_ids, second.lengths, TAPS)
-    memory.of(target, first, TAPS)
+    memory.run(target, first.input_ids, first.lengths, TAPS)
     monkeypatch.setattr(taps, "run", None)
-    found = memory.of(target, second, TAPS)
+    found = memory.run(target, second.input_ids, second.lengths, TAPS)
     for row, length in enumerate(second.lengths.tolist()):
         for ours, theirs in ((found.taps, wanted.taps), (found.last, wanted.last)):
             assert torch.allclose(ours[row, :length], theirs[row, :length], rtol=1e-2, atol=1e-3)
             assert not ours[row, length:].any()
+        logits = target.logits(wanted.last[row, :length])
+        assert found.truth is not None
+        assert found.truth[row, :length].tolist() == logits.argmax(-1).tolist()
+
+
+def test_kept_held_out_states_measure_the_same(tmp_path: Path) -> None:
+    ears, other = Ears(), Ears()
+    go(tmp_path / "on", config(keep_states=True, steps=1), ears)
+    go(tmp_path / "off", config(keep_states=False, steps=1), other)
+    first, theirs = ears.points[0][0], other.points[0][0]  # before any step, so the drafters are one
+    assert (first.value, first.conditional) == (theirs.value, theirs.conditional)
+
+
+# -- stopping early, sampling, several processes -----------------------------------------------------------------
+
+
+def test_patience_stops_when_nothing_gets_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([1.2, 1.3, 1.25, 1.3, 1.29, 1.28])
+    scored = run.point
+    monkeypatch.setattr(run, "point", lambda *given: replace(scored(*given), value=next(values)))
+    progress = go(tmp_path / "d", config(steps=40, patience=3))
+    assert [p.step for p in progress.points] == [0, 3, 6, 9, 12]  # best at 3, then three in a row without a better one
+    assert progress.step == 12
+
+
+def test_a_sample_of_later_slots_trains_another_way_to_the_same_end(tmp_path: Path) -> None:
+    ears, other = Ears(), Ears()
+    go(tmp_path / "all", config(steps=60), ears)
+    go(tmp_path / "few", config(steps=60, later_share=0.4), other)
+    assert ears.losses != other.losses
+    fall, other_fall = (np.mean(e.losses[:5]) - np.mean(e.losses[-5:]) for e in (ears, other))
+    assert fall > 0.3
+    assert other_fall == pytest.approx(fall, rel=0.2)
+
+
+WORKER = """
+import sys
+from pathlib import Path
+import torch
+import test_train as t
+torch.set_num_threads(1)
+progress = t.go(Path(sys.argv[1]), t.config(**eval(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("changes", [{"batch": 2}, {"batch": 3, "later_share": 0.5, "accumulate": 2, "init": "ridge"}])
+def test_two_processes_give_what_one_gives(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Batches of 2 over five records leave a last one of a single row, which the second process sits out."""
+    go(tmp_path / "one", config(**changes))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", "--no-python", sys.executable, "-c", WORKER]
+    done = subprocess.run(
+        [*command, str(tmp_path / "two"), repr(changes)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert place(tmp_path / "two").progress.step == STEPS
+    assert apart(tmp_path / "two", tmp_path / "one") < SAME
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    assert set(ours) == set(theirs)
+    assert all(torch.allclose(ours[n].float(), theirs[n].float(), atol=1e-2) for n in ours)  # one bf16 step
+
+
+def test_a_batch_too_small_to_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "count", 4)
+    with pytest.raises(UsageError, match="batch of 2 cannot be split over 4"):
+        go(tmp_path / "d")
 
 
 # -- starts ---------------------------------------------------------------------------------------------------

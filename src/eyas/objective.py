@@ -21,33 +21,65 @@ Attention. The keys of depth 0 are the target's view of the text and every later
 ``unroll`` computes queries and everything after them only at the slots asked for; ``dense_unroll`` is the plain
 version over all positions with one explicit mask, kept as its oracle.
 
+Sampling. The gradient of a later depth costs as much as that of depth 0 and says less, so training may carry only a
+seeded sample of the slots past depth 0 (``sampled``); the mean loss of a depth stays unbiased.
+
 Letters: B batch, T positions, S slots, K depths, H drafter width, W draft vocabulary, V target vocabulary, M picked
 slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter import Drafter, attend
+from eyas.taps import States
 from eyas.target import Target
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Chains of one batch: ``index`` [B, S] their position t (0 if padded), ``valid`` [B, S, K] where each counts."""
+    """Chains of one batch: ``index`` [B, S] their position t (0 if padded), ``valid`` [B, S, K] where each counts.
+
+    ``going_on`` [B, R] names the slots that are carried past depth 0 (-1 if padded); None is all of them.
+    """
 
     index: Tensor
     valid: Tensor
+    going_on: Tensor | None = None
 
     @property
     def depths(self) -> int:
         return self.valid.shape[2]
+
+    def at(self, k: int) -> tuple[Tensor, Tensor]:
+        """Positions t of the slots carried to depth k and whether they count there, both [B, S], later [B, R]."""
+        if k == 0 or self.going_on is None:
+            return self.index, self.valid[:, :, k]
+        kept = self.going_on.clamp(min=0)
+        return _at(self.index, kept), _at(self.valid[:, :, k], kept) & (self.going_on >= 0)
+
+
+def sampled(slots: Slots, share: float, seeds: Sequence[Sequence[int]]) -> Slots:
+    """The same slots, of which each row carries a random ``share``, rounded up, past depth 0.
+
+    One seed a row, so that the draw does not depend on what else is in the batch.
+    """
+    if share == 1:
+        return slots
+    alive = slots.valid[:, :, 0]
+    drawn = np.stack([np.random.default_rng(seed).random(alive.shape[1]) for seed in seeds])
+    order = torch.from_numpy(drawn).to(alive.device).masked_fill(~alive, 2.0).argsort(dim=1)
+    wanted = torch.ceil(alive.sum(1, keepdim=True) * share).long()
+    rank = torch.arange(order.shape[1], device=order.device)
+    going_on = torch.where(rank < wanted, order, -1)[:, : max(int(wanted.max()), 1)]
+    return replace(slots, going_on=going_on)
 
 
 def trained_slots(loss_mask: Tensor, depths: int) -> Slots:
@@ -88,28 +120,29 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, slots: Slots) -> Iterator[Tensor]:
-    """States [B, S, H] of every slot, depth after depth. ``taps`` [B, T, C*D], ``input_ids`` [B, T].
+    """States [B, S, H] of every slot carried, depth after depth. ``taps`` [B, T, C*D], ``input_ids`` [B, T].
 
     The last position has no next token: its slot pairs with a stand-in (its own token) that no valid slot can see.
     """
     B, T = input_ids.shape
-    index = slots.index
     positions = torch.arange(T, device=input_ids.device).expand(B, T)
     following = torch.cat((input_ids[:, 1:], input_ids[:, -1:]), dim=1)
 
     hidden = drafter.fuse(taps)
     mixed = drafter.mix(following, hidden)
     keys, values = drafter.keys_values(mixed, positions)
-    seen = (positions[:, None] <= index[:, :, None])[:, None]  # [B, 1, S, T]
-
-    hidden, mixed = _at(hidden, index), _at(mixed, index)
+    hidden, mixed = _at(hidden, slots.index), _at(mixed, slots.index)
     own: list[tuple[Tensor, Tensor]] = []
     for k in range(slots.depths):
+        index, _ = slots.at(k)
+        if k == 1 and slots.going_on is not None:
+            hidden = _at(hidden, slots.going_on.clamp(min=0))
         if k:
             fed = torch.gather(following, 1, (index + k).clamp(max=T - 1))
             mixed = drafter.mix(fed, hidden)
             own.append(drafter.keys_values(mixed, index + k))
         queries = drafter.queries(mixed, index + k)
+        seen = (positions[:, None] <= index[:, :, None])[:, None]  # [B, 1, S, T]
         hidden = drafter.finish(hidden, _attend_own(queries, keys, values, seen, own))
         yield hidden
 
@@ -170,76 +203,69 @@ class Teacher:
 
 
 @torch.no_grad()
-def teach(target: Target, last: Tensor, wanted: Tensor, drafter: Drafter, chunk: int = 512) -> Teacher:
-    """Labels from final-normed states ``last`` [B, T, D] at ``wanted`` [B, T] positions."""
-    states = last[wanted]
-    ids = drafter.vocab.ids.to(last.device)
-    truths, probabilities = [], []
-    for part in torch.split(states, chunk):
-        full = target.logits(part).float()
-        truths.append(full.argmax(-1))
-        probabilities.append(full[:, ids].softmax(-1))
-    row = torch.zeros(wanted.shape, dtype=torch.int64, device=last.device)
-    row[wanted] = torch.arange(len(states), device=last.device)
-    empty = last.new_zeros(0, len(ids))
-    return Teacher(
-        row,
-        torch.cat(probabilities) if probabilities else empty,
-        torch.cat(truths) if truths else row.new_zeros(0),
-    )
+def teach(target: Target, states: States, wanted: Tensor, drafter: Drafter, chunk: int = 512) -> Teacher:
+    """Labels from what the target said, at ``wanted`` [B, T] positions."""
+    normed, ids = states.last[wanted], drafter.vocab.ids.to(states.last.device)
+    truth = states.truth[wanted] if states.truth is not None else greedy(target, normed, chunk)
+    assert bool((truth >= 0).all()), "a position that labels something has no truth"
+    parts = [target.logits(part, ids).float().softmax(-1) for part in torch.split(normed, chunk)]
+    row = torch.zeros(wanted.shape, dtype=torch.int64, device=normed.device)
+    row[wanted] = torch.arange(len(normed), device=normed.device)
+    return Teacher(row, torch.cat(parts), truth)
+
+
+@torch.no_grad()
+def greedy(target: Target, normed: Tensor, chunk: int = 512) -> Tensor:
+    """The target's first choice [P] over its whole vocabulary, from final-normed states [P, D]."""
+    return torch.cat([target.logits(part).argmax(-1) for part in torch.split(normed, chunk)])
 
 
 def label_positions(slots: Slots, T: int) -> Tensor:
     """Which positions [B, T] label some valid slot: t + 1 + k."""
     wanted = torch.zeros(slots.index.shape[0], T, dtype=torch.bool, device=slots.index.device)
-    rows = torch.arange(slots.index.shape[0], device=slots.index.device)[:, None].expand_as(slots.index)
     for k in range(slots.depths):
-        valid = slots.valid[:, :, k]
-        wanted[rows[valid], (slots.index + 1 + k)[valid]] = True
+        index, valid = slots.at(k)
+        rows = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
+        wanted[rows[valid], (index + 1 + k)[valid]] = True
     return wanted
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """``value`` to differentiate; per depth: summed cross entropy, slots in it, hits and slots (misses outside the
-    draft vocabulary included), all [K]."""
+    """Per depth, all [K]: ``sums`` of the cross entropy (to differentiate) over ``counts`` slots inside the draft
+    vocabulary; ``hits`` among all ``slots``, where a truth outside it is a miss."""
 
-    value: Tensor
     sums: Tensor
     counts: Tensor
     hits: Tensor
     slots: Tensor
 
+    def mean(self, depth_weights: Sequence[float], counts: Tensor | None = None) -> Tensor:
+        """Averaged per depth, weighted over depths. ``counts`` [K] are those of all parts of a batch that was split:
+        the means of the parts then add up to the mean of the whole."""
+        weights = self.sums.new_tensor(depth_weights)
+        over = (self.counts if counts is None else counts).clamp(min=1)
+        return (weights * self.sums / over).sum() / weights.sum()
 
-def loss(
-    drafter: Drafter,
-    teacher: Teacher,
-    taps: Tensor,
-    input_ids: Tensor,
-    slots: Slots,
-    depth_weights: list[float],
-) -> Loss:
-    """Soft cross entropy against the target on the draft vocabulary, averaged per depth, weighted over depths.
+
+def loss(drafter: Drafter, teacher: Teacher, taps: Tensor, input_ids: Tensor, slots: Slots) -> Loss:
+    """Soft cross entropy against the target on the draft vocabulary, depth by depth.
 
     A slot whose true token lies outside the draft vocabulary has no fair label and is left out of the loss (EAGLE,
     SpecForge); it still counts as a miss in ``hits``.
     """
     T = input_ids.shape[1]
     draft_ids = drafter.vocab.draft_ids().to(input_ids.device)
-    value = taps.new_zeros(())
     sums, counts, hits, totals = [], [], [], []
     for k, state in enumerate(unroll(drafter, taps, input_ids, slots)):
-        picked = slots.valid[:, :, k]
-        rows = torch.gather(teacher.row, 1, (slots.index + 1 + k).clamp(max=T - 1))[picked]  # [M]
+        index, picked = slots.at(k)
+        rows = torch.gather(teacher.row, 1, (index + 1 + k).clamp(max=T - 1))[picked]  # [M]
         truth = draft_ids[teacher.truth[rows]]
         logits = drafter.logits(state[picked]).float()  # [M, W]
         inside = truth >= 0
         entropy = torch.logsumexp(logits, -1) - (teacher.probabilities[rows] * logits).sum(-1)
-        summed, count = (entropy * inside).sum(), inside.sum()
-        value = value + depth_weights[k] * summed / count.clamp(min=1)
-        sums.append(summed.detach())
-        counts.append(count)
+        sums.append((entropy * inside).sum())
+        counts.append(inside.sum())
         hits.append((logits.detach().argmax(-1) == truth).sum())
         totals.append(picked.sum())
-    stack = torch.stack
-    return Loss(value / sum(depth_weights), stack(sums), stack(counts), stack(hits), stack(totals))
+    return Loss(torch.stack(sums), torch.stack(counts), torch.stack(hits), torch.stack(totals))

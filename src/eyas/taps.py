@@ -12,7 +12,7 @@ Letters: B batch, T positions, D target width, C taps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -92,10 +92,14 @@ def reading(target: Target, taps: Sequence[int]) -> Iterator[TapReader]:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What a target says about one batch: ``taps`` [B, T, C*D] and the final-normed state ``last`` [B, T, D]."""
+    """What a target says about one batch: ``taps`` [B, T, C*D] and the final-normed state ``last`` [B, T, D].
+
+    ``truth`` [B, T], where it is already known, is the target's greedy token after each position (-1 where it is not).
+    """
 
     taps: Tensor
     last: Tensor
+    truth: Tensor | None = None
 
 
 @torch.no_grad()
@@ -105,3 +109,7 @@ def run(target: Target, input_ids: Tensor, lengths: Tensor, taps: Sequence[int])
     with reading(target, taps) as reader:
         last = target.decoder(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).last_hidden_state
         return States(reader.take(), last)
+
+
+Run = Callable[[Target, Tensor, Tensor, Sequence[int]], States]
+"""``run``, or whatever else knows the states of (target, input_ids, lengths, taps): a store on disk, for one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -88,9 +89,13 @@ class Target:
             gain: Tensor = norm(unit)[0] * (1 + norm_eps(norm)) ** 0.5
             return gain
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """Final-normed states [..., D] -> logits [..., V], soft cap included."""
-        logits: Tensor = self.head(normed)
+    def logits(self, normed: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Final-normed states [..., D] -> logits [..., V] or of ``ids`` [W] alone, soft cap included."""
+        head = self.head
+        if ids is None:
+            logits: Tensor = head(normed)
+        else:
+            logits = F.linear(normed, head.weight[ids], None if head.bias is None else head.bias[ids])
         cap = getattr(self.config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -17,6 +17,8 @@ class TrainConfig(BaseModel):
     draft_vocab: int = Field(8192, gt=0)
     depths: int = Field(5, ge=1, le=16)
     depth_decay: float = Field(0.8, gt=0, le=1)
+    later_share: float = Field(1.0, gt=0, le=1)
+    """Share of the slots that is carried past depth 0, drawn anew every step."""
     init: str = "ridge"
     """ridge, random, or the folder of a checkpoint."""
     freeze_head: bool = False
@@ -34,6 +36,8 @@ class TrainConfig(BaseModel):
     ridge_tokens: int = Field(20_000, gt=0)
     """Supervised tokens the closed-form start looks at."""
     measure_every: int = Field(200, gt=0)
+    patience: int | None = Field(None, gt=0)
+    """Stop after so many measurements in a row without a better one."""
     measure_records: int = Field(48, gt=0)
     keep_states: bool = False
     """Hold the target's states in memory (bf16) after the first epoch, so that later ones skip the target."""

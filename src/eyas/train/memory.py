@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from eyas import taps
-from eyas.batches import Batch
+from eyas import objective, taps
 from eyas.target import Target
 
 
 class StatesInMemory:
-    """Target states of records seen before, as bf16. Also the first time they pass through bf16, so that a resumed
-    run, whose memory is empty, computes what the undisturbed one did up to the rounding of a batch padded otherwise."""
+    """``run`` is ``taps.run`` that remembers texts by their ids, in ``dtype``, with the target's greedy tokens.
 
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+    A text passes through ``dtype`` the first time already, so that a resumed run, whose memory is empty, computes what
+    the undisturbed one did, up to the rounding of a batch padded otherwise.
+    """
 
-    def of(self, target: Target, batch: Batch, tap_list: tuple[int, ...]) -> taps.States:
-        if not all(i in self._kept for i in batch.index):
-            states = taps.run(target, batch.input_ids, batch.lengths, tap_list)
-            for row, i in enumerate(batch.index):
-                n = int(batch.lengths[row])
-                self._kept[i] = (
-                    states.taps[row, :n].to(torch.bfloat16).clone(),
-                    states.last[row, :n].to(torch.bfloat16).clone(),
-                )
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._kept: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def run(self, target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequence[int]) -> taps.States:
+        sizes = lengths.tolist()
+        keys = [ids[:n].cpu().numpy().tobytes() for ids, n in zip(input_ids, sizes, strict=True)]
+        if not all(key in self._kept for key in keys):
+            states = taps.run(target, input_ids, lengths, tap_list)
+            for row, (key, n) in enumerate(zip(keys, sizes, strict=True)):
+                tapped, last = (part[row, :n].to(self.dtype).clone() for part in (states.taps, states.last))
+                truth = objective.greedy(target, last.to(states.last.dtype))
+                self._kept[key] = tapped, last, truth
         pad = torch.nn.utils.rnn.pad_sequence
-        tapped, last = ([self._kept[i][part] for i in batch.index] for part in (0, 1))
-        return taps.States(pad(tapped, batch_first=True).float(), pad(last, batch_first=True).float())
+        kept = [self._kept[key] for key in keys]
+        tapped, last, truth = (pad([texts[i] for texts in kept], batch_first=True) for i in range(3))
+        compute = target.embedding.dtype
+        return taps.States(tapped.to(compute), last.to(compute), truth)

@@ -8,30 +8,44 @@ Letters: B batch, T positions, C taps, D target width, K depths.
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
+from torch import Tensor, nn
 
-from eyas import batches, checkpoint, curve, files, objective, provenance, starts, taps, vocab
-from eyas.contract import Contract, declared
+from eyas import batches, checkpoint, curve, files, objective, starts, taps, vocab
 from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.target import Target
 from eyas.train import state
-from eyas.train.config import Listener, Point, Progress, Silent, TrainConfig
+from eyas.train.config import Listener, Progress, Silent, TrainConfig
+from eyas.train.log import Log
 from eyas.train.memory import StatesInMemory
+from eyas.train.outcome import JUDGED, Outcome, digest, point
+from eyas.train.parallel import Workers
 
-JUDGED = 4  # drafted tokens at which checkpoints compete
 TIMED = 10  # steps from which the pace of a run is taken
+
+
+class Trainee(nn.Module):
+    """The drafter as something with a forward pass, which is what distributed wrappers want."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(
+        self, teacher: objective.Teacher, tapped: Tensor, input_ids: Tensor, slots: objective.Slots
+    ) -> objective.Loss:
+        return objective.loss(self.drafter, teacher, tapped, input_ids, slots)
 
 
 def train(
@@ -50,13 +64,15 @@ def train(
     """Train a drafter for ``target`` and leave the best one, by held-out accept length, in ``out``."""
     if not held_out:
         raise RecordsError("No held-out records to measure on.", way_out="Prepare with a held-out share above zero.")
-    listener = listener or Silent()
     run_folder = out.with_name(out.name + ".run")
     if not resume:
         files.refuse_existing(out, overwrite=overwrite, resume_hint=True)
-    with files.only_writer(run_folder):
-        run = Run(config, target, records, held_out, out, run_folder, facts or {}, provenance_arguments or {})
+    workers = Workers(target.embedding.device)
+    workers.require_rows(config.batch)
+    with files.only_writer(run_folder) if workers.first else nullcontext():
+        run = Run(config, target, records, held_out, out, run_folder, facts or {}, provenance_arguments or {}, workers)
         run.begin(resume=resume, overwrite=overwrite)
+        listener = listener if listener and workers.first else Silent()
         listener.starting(run.total_steps, run.plan())
         run.go(listener)
     return run.progress
@@ -75,13 +91,15 @@ class Run:
         folder: Path,
         facts: dict[str, Any],
         arguments: dict[str, object],
+        workers: Workers | None = None,
     ) -> None:
         self.config = config
         self.target = target
         self.records = records
         self.held_out = held_out[: config.measure_records]
-        self.out, self.folder = out, folder
-        self.facts, self.arguments = facts, arguments
+        self.folder = folder
+        self.workers = workers or Workers(target.embedding.device)
+        self.outcome = Outcome(out, config, target, records, facts, arguments)
         self.tap_list = taps.validate(config.taps, target.num_layers)
         self.steps_per_epoch = math.ceil(len(records) / (config.batch * config.accumulate))
         self.total_steps = config.steps or max(1, round(config.epochs * self.steps_per_epoch))
@@ -91,7 +109,9 @@ class Run:
         self.progress = Progress()
         self._whole = True  # weights, optimiser and count agree: not so in the middle of a step
         self._saved_step: int | None = None
-        self.states = StatesInMemory() if config.keep_states else None
+        keep = config.keep_states
+        self._run: taps.Run = StatesInMemory(torch.bfloat16).run if keep else taps.run
+        self._run_held_out: taps.Run = StatesInMemory(torch.float32).run if keep else taps.run
 
     # -- start and resume -------------------------------------------------------------------------------------
 
@@ -107,10 +127,12 @@ class Run:
         if resume:
             self._restore(state.load(saved))
         else:
-            for old in ("log.csv", "state.safetensors"):
-                (self.folder / old).unlink(missing_ok=True)
+            if self.workers.first:
+                for old in ("log.csv", "state.safetensors"):
+                    (self.folder / old).unlink(missing_ok=True)
             self.drafter = self._start()
             self.optimiser = self._optimiser()
+        self.trainee = self.workers.wrapped(Trainee(self.drafter))
 
     def _restore(self, saved: state.Saved) -> None:
         saved.require_same(self.config, self._identity())
@@ -119,7 +141,6 @@ class Run:
         self.optimiser = self._optimiser()
         saved.restore(self.optimiser)
         self._saved_step = self.progress.step
-        self._trim_log()
 
     def _start(self) -> Drafter:
         config = self.config
@@ -136,7 +157,7 @@ class Run:
             return self._head_frozen(drafter)
         words = vocab.by_frequency(batches.token_counts(self.records, self.target.vocab_size), config.draft_vocab)
         shape = starts.config_for(self.target, self.tap_list, len(words))
-        rows = starts.sample_rows(self.target, self.tap_list, self._first_batches())
+        rows = starts.sample_rows(self.target, self.tap_list, self._first_batches(), self._run)
         if config.init == "ridge":
             drafter = starts.ridge(self.target, shape, words, rows, config.seed)
         else:
@@ -146,7 +167,7 @@ class Run:
 
     def _rescale(self, drafter: Drafter) -> None:
         """Give a loaded drafter scaled taps, its fc undone by the same scale: the same function."""
-        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches())[0]
+        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches(), self._run)[0]
         starts.scale_taps(drafter, sample)
         with torch.no_grad():
             drafter.fc.weight.div_(drafter.tap_scale)
@@ -172,22 +193,28 @@ class Run:
 
     def go(self, listener: Listener) -> None:
         """Steps until the end; measured every so often; interrupted at a step's edge, with the place kept."""
-        writer = SummaryWriter(self.folder / "tensorboard")
+        log = Log(self.folder, self.progress.step) if self.workers.first else None
         try:
             if self._measurement_is_due():
-                self._measure(listener, writer)
+                self._measure(listener, log)
             feed = self._feed()
             began, first = time.perf_counter(), self.progress.step
-            while self.progress.step < self.total_steps:
-                self._step(feed, listener, writer)
+            while self.progress.step < self.total_steps and not self._out_of_patience():
+                self._step(feed, listener, log)
                 if self.config.minutes and self.progress.step == TIMED:
                     self._set_pace((time.perf_counter() - began) / (TIMED - first), listener)
                 if self._measurement_is_due():
-                    self._measure(listener, writer)
+                    self._measure(listener, log)
         except KeyboardInterrupt as error:
             raise self._stopped() from error
         finally:
-            writer.close()
+            if log:
+                log.close()
+
+    def _out_of_patience(self) -> bool:
+        """Whether the latest ``patience`` measurements all fell short of the best one."""
+        points, patience = self.progress.points, self.config.patience
+        return patience is not None and self.progress.best not in points[-patience:] and len(points) > patience
 
     def _stopped(self) -> Interrupted:
         """The error of an interrupted run. A step cut in the middle is not kept; the last whole state is."""
@@ -210,7 +237,7 @@ class Run:
     def _set_pace(self, seconds: float, listener: Listener) -> None:
         """As many steps of so many seconds as fit the minutes asked for, measurements left out of account."""
         assert self.config.minutes is not None
-        self.total_steps = max(TIMED + 1, round(self.config.minutes * 60 / seconds))
+        self.total_steps = self.workers.told(max(TIMED + 1, round(self.config.minutes * 60 / seconds)))
         listener.starting(self.total_steps, self.plan())
 
     def _epoch(self, epoch: int) -> list[tuple[int, ...]]:
@@ -224,22 +251,30 @@ class Run:
         while True:
             order = islice(cycle(self._epoch(epoch)), per_epoch)  # a whole number of steps an epoch
             for index in islice(order, skip, None):
-                yield batches.collate(self.records, index)
+                yield self._part(index)
             epoch, skip = epoch + 1, 0
 
-    def _step(self, feed: Iterator[batches.Batch], listener: Listener, writer: SummaryWriter) -> None:
+    def _part(self, index: tuple[int, ...]) -> batches.Batch:
+        """This worker's rows of a batch; of one too short to share, a row that counts for nothing."""
+        rows = self.workers.share(index)
+        batch = batches.collate(self.records, rows or index[:1])
+        return batch if rows else replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+
+    def _step(self, feed: Iterator[batches.Batch], listener: Listener, log: Log | None) -> None:
         began = time.perf_counter()
         config, progress = self.config, self.progress
         for group in self.optimiser.param_groups:
             group["lr"] = config.lr * self._schedule(progress.step)
         value, hits, slots, tokens = 0.0, 0, 0, 0
-        for _ in range(config.accumulate):
+        for part in range(config.accumulate):
             batch = next(feed).to(self.drafter.device)
-            loss = self._loss(batch)
-            (loss.value / config.accumulate).backward()  # type: ignore[no-untyped-call]
-            value += float(loss.value.detach()) / config.accumulate
-            hits, slots = hits + int(loss.hits[0]), slots + int(loss.slots[0])
-            tokens += int(batch.loss_mask.sum())
+            loss = self._loss(batch, part)
+            mean = loss.mean(self.weights, self.workers.summed(loss.counts))
+            # Wrapped gradients are averaged over workers; the parts of a batch add up.
+            (mean * self.workers.count / config.accumulate).backward()  # type: ignore[no-untyped-call]
+            value += float(self.workers.summed(mean.detach())) / config.accumulate
+            counts = torch.stack((loss.hits[0], loss.slots[0], batch.loss_mask.sum()))
+            hits, slots, tokens = (a + b for a, b in zip((hits, slots, tokens), self._sum(counts), strict=True))
         norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), config.clip)
         self._whole = False
         self.optimiser.step()
@@ -250,7 +285,8 @@ class Run:
         progress.seconds += seconds
         self._whole = True
         hit_rate = hits / max(slots, 1)
-        self._log(progress.step, value, hit_rate, tokens / seconds, float(norm), writer)
+        if log:
+            log.step(progress.step, value, hit_rate, tokens / seconds, float(norm))
         listener.stepped(progress.step, value, hit_rate, tokens / seconds)
 
     def _schedule(self, step: int) -> float:
@@ -260,106 +296,50 @@ class Run:
             return (step + 1) / warm
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.total_steps - warm)))
 
-    def _loss(self, batch: batches.Batch) -> objective.Loss:
-        states = self.states.of(self.target, batch, self.tap_list) if self.states else self._run(batch)
-        slots = objective.trained_slots(batch.loss_mask, self.config.depths)
+    def _loss(self, batch: batches.Batch, part: int) -> objective.Loss:
+        config = self.config
+        states = self._run(self.target, batch.input_ids, batch.lengths, self.tap_list)
+        slots = objective.trained_slots(batch.loss_mask, config.depths)
+        seeds = [(config.seed, self.progress.step, part, row) for row in batch.index]
+        slots = objective.sampled(slots, config.later_share, seeds)
         wanted = objective.label_positions(slots, batch.input_ids.shape[1])
-        teacher = objective.teach(self.target, states.last, wanted, self.drafter)
-        return objective.loss(self.drafter, teacher, states.taps, batch.input_ids, slots, self.weights)
+        teacher = objective.teach(self.target, states, wanted, self.drafter)
+        loss: objective.Loss = self.trainee(teacher, states.taps.float(), batch.input_ids, slots)
+        return loss
 
-    def _run(self, batch: batches.Batch) -> taps.States:
-        return taps.run(self.target, batch.input_ids, batch.lengths, self.tap_list)
+    def _sum(self, counts: Tensor) -> list[int]:
+        return [int(n) for n in self.workers.summed(counts).tolist()]
 
     # -- measuring and keeping --------------------------------------------------------------------------------
 
-    def _measure(self, listener: Listener, writer: SummaryWriter) -> None:
-        self.drafter.eval()
-        measured = curve.measure(self.drafter, self.target, self.held_out, depths=max(self.config.depths, JUDGED))
-        self.drafter.train()
+    def _measure(self, listener: Listener, log: Log | None) -> None:
+        """Measure on the held-out records; keep the checkpoint where it is the best. The first worker does it."""
         progress = self.progress
-        forced = measured.teacher_forced
-        if measured.lengths:
-            length = measured.lengths[JUDGED - 1]
-            value, (low, high) = length.value or 1.0, length.interval()
-        else:  # off-policy text cannot be walked; the product of conditional rates still ranks checkpoints
-            rates = [forced.joint_rate(k).rate or 0.0 for k in range(JUDGED)]
-            value, low, high = 1 + sum(rates), None, None
-        point = Point(
-            progress.step,
-            progress.tokens,
-            progress.seconds / 60,
-            value,
-            low,
-            high,
-            [forced.conditional_rate(k).rate for k in range(forced.depths)],
-        )
-        best = progress.best is None or value > progress.best.value
-        if best:
-            self._save_best(measured, [*progress.points, point])
-        progress.points.append(point)  # only now: a point says that the checkpoint it speaks of is there
+        made, best = None, False
+        if self.workers.first:
+            self.drafter.eval()
+            depths, run = max(self.config.depths, JUDGED), self._run_held_out
+            measured = curve.measure(self.drafter, self.target, self.held_out, depths=depths, run=run)
+            self.drafter.train()
+            made = point(measured, progress)
+            best = progress.best is None or made.value > progress.best.value
+            if best:
+                self.outcome.save(self.drafter, measured, len(self.held_out), progress, [*progress.points, made])
+        made = self.workers.told(made)
+        assert made is not None
+        progress.points.append(made)  # only now: a point says that the checkpoint it speaks of is there
         self._save_state()
-        writer.add_scalar("held_out/accept_length", value, progress.step)
-        listener.measured(point, best)
-
-    def _save_best(self, measured: curve.Measured, points: Sequence[Point]) -> None:
-        curves = {
-            "teacher_forced": measured.teacher_forced.to_json(),
-            "walk": measured.walk.to_json() if measured.walk else None,
-            "accept_length": [length.to_json() for length in measured.lengths],
-            "held_out_records": len(self.held_out),
-            "training": [p.to_json() for p in points],
-        }
-        source = {
-            **provenance.collect(self.arguments),
-            "config": self.config.model_dump(mode="json"),
-            "data": self._data(),
-        }
-        checkpoint.save(self.drafter, self.out, self.contract(), {"curves.json": curves, "provenance.json": source})
+        if log:
+            log.measured(progress.step, made.value)
+        listener.measured(made, best)
 
     def _identity(self) -> dict[str, str]:
         """What a resumed run must share with the interrupted one besides its options."""
-
-        def digest(records: Sequence[Record]) -> str:
-            return provenance.sha256_text("\n".join(r.id for r in records))
-
-        fingerprint = self.target.fingerprint()
-        return {"records": digest(self.records), "held-out records": digest(self.held_out), "target": fingerprint}
-
-    def _data(self) -> dict[str, Any]:
         return {
-            "records": len(self.records),
-            "response_tokens": sum(r.n_response_tokens for r in self.records),
-            "records_sha256": self._identity()["records"],
-            "trained_tokens": self.progress.tokens,
-            "trained_minutes": round(self.progress.seconds / 60, 2),
+            "records": digest(self.records),
+            "held-out records": digest(self.held_out),
+            "target": self.target.fingerprint(),
         }
-
-    def contract(self) -> Contract:
-        """What this drafter will need true, as this trainer made it."""
-        shape = self.drafter.config
-        return declared(
-            taps=list(shape.taps),
-            fc_norm="none",
-            residual="before hidden_norm",
-            feedback="before the last norm",
-            token_shift=1,
-            position_offset=0,
-            rope=shape.rope_parameters,
-            embedding="target",
-            head="own",
-            draft_vocab_size=shape.draft_vocab_size,
-            vocab_sha256=checkpoint.vocab_sha256(self.drafter.vocab),
-            mask="token fed and token predicted are both response tokens",
-            depths=self.config.depths,
-            target={
-                "fingerprint": self.target.fingerprint(),
-                "architecture": self.target.architecture,
-                "num_layers": self.target.num_layers,
-                "hidden_size": self.target.hidden_size,
-                "vocab_size": self.target.vocab_size,
-            },
-            **self.facts,
-        )
 
     def plan(self) -> dict[str, Any]:
         """What the run will cost and what bounds it, to be said before it starts."""
@@ -373,31 +353,15 @@ class Run:
             "coverage_held_out": self.drafter.vocab.coverage(held),
             "parameters": sum(p.numel() for p in self.drafter.parameters()),
         }
-        if self.states is not None:
+        if self.config.keep_states:
             tokens = sum(r.seq_len for r in self.records)
             plan["states_gb"] = tokens * (len(self.tap_list) + 1) * self.target.hidden_size * 2 / 1e9
         return plan
 
-    def _log(self, step: int, loss: float, hit: float, speed: float, norm: float, writer: SummaryWriter) -> None:
-        log = self.folder / "log.csv"
-        new = not log.exists()
-        with open(log, "a", newline="", encoding="utf-8") as handle:
-            rows = csv.writer(handle)
-            if new:
-                rows.writerow(["step", "loss", "hit_rate_depth_0", "tokens_per_second", "gradient_norm"])
-            rows.writerow([step, f"{loss:.6f}", f"{hit:.4f}", f"{speed:.1f}", f"{norm:.4f}"])
-        for name, value in (("loss", loss), ("hit_rate_depth_0", hit), ("tokens_per_second", speed)):
-            writer.add_scalar(f"train/{name}", value, step)
-
-    def _trim_log(self) -> None:
-        """Steps logged after the last state are taken again; the log has every step once."""
-        log = self.folder / "log.csv"
-        if log.exists():
-            head, *rows = log.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [r for r in rows if r.split(",")[0].isdigit() and int(r.split(",")[0]) <= self.progress.step]
-            files.write_text(log, "".join([head, *kept]))
-
     def _save_state(self) -> None:
+        self._saved_step = self.progress.step
+        if not self.workers.first:
+            return
         state.save(
             self.folder / "state.safetensors",
             self.drafter,
@@ -407,4 +371,3 @@ class Run:
             self.config,
             self._identity(),
         )
-        self._saved_step = self.progress.step
