@@ -24,6 +24,10 @@ def bench(
         str, typer.Option("--prompts", "-p", help="mt-bench, humaneval, gsm8k, or a .jsonl / .txt file.")
     ] = "mt-bench",
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
     draft_tokens: Annotated[
@@ -48,9 +52,11 @@ def bench(
 
     chosen = sets.load(prompts, limit)
     ks = parse_counts(draft_tokens)
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     side = checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
     encode = encoder(loaded)
+    if loaded.tokenizer is not None and not loaded.tokenizer.chat_template:
+        common.note(f"{target} has no chat template: prompts are taken as they are, as text to go on with.")
     console = common.console_for(json)
     with pack(loaded, side) if packed else nullcontext():
         cost = measure_cost(loaded, side, encode(chosen[0]), ks)
@@ -67,7 +73,9 @@ def bench(
             plain = sides["plain"]
             costs = {f"chain {k}": benching.Cost(*cost.relative(k)) for k in ks}
             if library:
-                sides["transformers"] = transformers_side(loaded, encode, max_new_tokens)
+                # Loaded again: the layers of the first are packed.
+                bare = common.load_target(target, dtype, device, device_map, trust_remote_code)
+                sides["transformers"] = transformers_side(bare, encode, max_new_tokens)
             result = benching.run({**sides, "plain": counted}, chosen, costs=costs)
     told = {
         **result.to_json(),
@@ -96,15 +104,12 @@ def parse_counts(text: str) -> list[int]:
 
 def encoder(target: Target) -> Callable[[Prompt], list[int]]:
     """First turns through the chat template; as plain text where there is none."""
-    from eyas.errors import TargetError
     from eyas.records import Renderer
+    from eyas.target import no_tokenizer
 
     tokenizer = target.tokenizer
     if tokenizer is None:
-        raise TargetError(
-            f"Target {target.spec!r} has no tokenizer files.",
-            way_out="Put tokenizer.json beside its weights.",
-        )
+        raise no_tokenizer(target.spec)
     if not tokenizer.chat_template:
         return lambda prompt: list(tokenizer(prompt.turns[0])["input_ids"])
     renderer = Renderer(tokenizer, target.eos_ids())
@@ -143,21 +148,14 @@ def transformers_side(
 ) -> Callable[[Prompt], SideResult]:
     """The library's own greedy generate, on its own layers, as the speed a user would have without us."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from eyas.bench import SideResult
-    from eyas.target import quiet
-
-    model = target.model
-    if target.folder is not None:
-        with quiet():
-            model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32).eval()
 
     def one(prompt: Prompt) -> SideResult:
-        ids = torch.tensor([encode(prompt)])
+        ids = torch.tensor([encode(prompt)], device=target.device)
         began = time.perf_counter()
         with torch.inference_mode():
-            found = model.generate(  # type: ignore[operator]
+            found = target.model.generate(  # type: ignore[operator]
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
             )
         return SideResult(found[0, ids.shape[1] :].tolist(), time.perf_counter() - began)
