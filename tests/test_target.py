@@ -20,7 +20,7 @@ from eyas.decode.cache import TargetCache
 from eyas.dialects import sglang, vllm
 from eyas.errors import TargetError, UsageError
 from eyas.target import Target
-from folders import call, tokenizer
+from folders import call, conversation, tokenizer, write_drafter, write_lines, write_target
 
 torch.set_num_threads(1)
 
@@ -47,7 +47,7 @@ def test_logits_are_transformers_own_caps_included(kind: str) -> None:
     found = target.logits(last)
     assert torch.allclose(found, wanted, atol=1e-4)
     if kind == "gemma3":
-        assert float(found.abs().max()) < 30.0 < float(target.head(last).abs().max())
+        assert float((found - target.head(last)).abs().max()) > 1e-2, "the cap shows"
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -271,7 +271,7 @@ def test_code_that_comes_with_a_target_is_run_only_when_asked(
 
 def test_every_tensor_verb_knows_the_flag(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = tmp_path / "records.jsonl"
-    records.write_text('{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}\n')
+    records.write_text('{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "prompt": "hello"}\n')
     shutil.copy(records, tmp_path / "heldout.jsonl")
     for verb in (
         ("target", own),
@@ -288,3 +288,29 @@ def test_every_tensor_verb_knows_the_flag(own: Path, tmp_path: Path, capsys: pyt
     ran = call(capsys, "generate", "hello", "--target", own, "--trust-remote-code", "--plain", "-n", "3")
     assert ran.code == 0, ran.err
     assert (tmp_path / "ran").exists()
+
+
+# -- a base model ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_template_a_prompt_is_text_to_go_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_target(tmp_path / "base", template=None)
+    ask = ("generate", "ab c", "--target", folder, "--plain", "-n", "4", "--json", "-")
+    ran, raw = call(capsys, *ask), call(capsys, *ask, "--raw")
+    assert ran.code == raw.code == 0
+    assert json.loads(ran.out)["prompt_ids"] == json.loads(raw.out)["prompt_ids"] == tokenizer()("ab c")["input_ids"]
+    assert "has no chat template" in ran.err
+    assert "has no chat template" not in raw.err
+
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    drafter = write_drafter(tmp_path / "drafter", targets.load(str(folder)))
+    ran = call(capsys, "bench", "-p", prompts, "--target", folder, "--drafter", drafter, "-n", "4", "-k", "1")
+    assert ran.code == 0
+    assert "has no chat template" in ran.err
+
+    chats = write_lines(tmp_path / "chats.jsonl", [conversation(f"Is {i}", f"It is {i}.") for i in range(20)])
+    make = ("prepare", chats, "--target", folder, "--out", tmp_path / "records")
+    ran = call(capsys, *make)
+    assert ran.code == 2
+    assert "--raw" in ran.err
+    assert call(capsys, *make, "--raw").code == 0

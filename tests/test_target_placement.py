@@ -133,6 +133,10 @@ def test_every_tensor_verb_runs_with_each(
     if verb == "target":
         parameters = told["parameters"]
         assert told["weights_gb"] == {"cpu": round(parameters * (2 if flags[1] == "bf16" else 4) / 1e9, 3)}
+    if verb == "bench" and flags[1] == "bf16":
+        counts = told["ties"]["sides"]["chain 1"]
+        assert counts["differ"] == counts["excused"]
+        assert told["ties"]["tie"] >= TIE
     if verb == "check":
         assert told["curves"]["teacher_forced"]["depths"][0]["joint"]["n"] > 0
 

@@ -243,6 +243,7 @@ def load_ends(
     with quiet(), explained(spec):
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         text = copy.deepcopy(config.get_text_config())
+        text.dtype = dtype
         model, told = AutoModelForCausalLM.from_pretrained(
             place,
             config=without_layers(config),

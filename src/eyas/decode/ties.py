@@ -30,8 +30,9 @@ def measured_tie(target: Target, token_ids: Sequence[int], rows: int = 5) -> flo
     """
     if target.head.weight.dtype == torch.float32:
         return TIE
+    assert len(token_ids) > 1, "one token is too few to measure on"
+    rows = min(rows, len(token_ids) - 1)
     steps = min(MEASURED_STEPS, len(token_ids) - 1) // rows * rows
-    assert steps, f"{len(token_ids)} tokens are too few to measure on"
     prompt, text = list(token_ids[:-steps]), list(token_ids[-steps:])
     singly, together = (_logits(target, prompt, text, size) for size in (1, rows))
     return max(TIE, 2 * float((singly - together).abs().max()))
