@@ -25,12 +25,10 @@ from folders import call, conversation, tokenizer, write_drafter, write_lines, w
 torch.set_num_threads(1)
 
 
-def write(folder: Path, kind: str, *, tied: bool | None = None, shard: str = "40KB", words: bool = False) -> Path:
+def write(folder: Path, kind: str, *, tied: bool | None = None, shard: str = "40KB") -> Path:
     """A tiny target on disk in several files, tied or not as its config says or as asked."""
     with targets.quiet():
         tiny.model(kind, tied=tied).save_pretrained(folder, max_shard_size=shard)
-        if words:
-            tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -245,7 +243,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target whose architecture comes as Python code, which leaves ``ran`` when it is run."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    folder = write(tmp_path / "own", "llama", words=True)
+    folder = write_target(tmp_path / "own")
     (folder / "own.py").write_text(OWN_CODE.format(ran=str(tmp_path / "ran")))
     config = json.loads((folder / "config.json").read_text())
     config |= {
