@@ -284,6 +284,9 @@ def test_wrong_use_is_refused_with_a_way_out() -> None:
         generate(target, drafter, told.prompt, max_new_tokens=5, draft_tokens=0)
     with pytest.raises(UsageError, match="no tokens"):
         plain(target, [], max_new_tokens=5)
+    for strange in (tiny.VOCAB, -1):
+        with pytest.raises(UsageError, match="rows for 0 to 210"):
+            plain(target, [*told.prompt[:3], strange], max_new_tokens=5)
     with pytest.raises(UsageError, match="1 or more"):
         plain(target, told.prompt, max_new_tokens=0)
 

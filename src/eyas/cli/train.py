@@ -16,6 +16,10 @@ def train(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the best checkpoint; OUT.run keeps the run.")],
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     held_out: Annotated[
         Path | None, typer.Option(help="Held-out records; default: heldout.jsonl beside the train file.")
     ] = None,
@@ -59,7 +63,7 @@ def train(
 
     train_file = records / TRAIN if records.is_dir() else records
     held_file = held_out or train_file.with_name(HELD_OUT)
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     try:
         config = training.TrainConfig(
             taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
@@ -100,7 +104,7 @@ def train(
             held,
             out,
             facts=facts,
-            provenance_arguments={"verb": "train", "target": target, "records": train_file.name},
+            provenance_arguments={"verb": "train", "target": target, "dtype": dtype, "records": train_file.name},
             resume=resume,
             overwrite=overwrite,
             listener=listener,

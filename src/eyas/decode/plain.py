@@ -53,9 +53,15 @@ def last_logits(target: Target, states: Tensor) -> Tensor:
 
 
 def require_room(target: Target, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
-    """Raise UsageError for an empty prompt, nothing to generate, or more than fits the target's positions."""
+    """Raise UsageError for an empty prompt, a token the target has no row for, nothing to generate, or too much."""
     if not prompt_ids:
         raise UsageError("The prompt holds no tokens.", way_out="Give it at least one.")
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < target.vocab_size:
+        raise UsageError(
+            f"The prompt holds token ids from {min(prompt_ids)} to {max(prompt_ids)}; the target has rows for 0 to "
+            f"{target.vocab_size - 1}.",
+            way_out="These are another tokenizer's ids: use the tokenizer that belongs to these weights.",
+        )
     if max_new_tokens < 1:
         raise UsageError(f"{max_new_tokens} new tokens asked for.", way_out="Ask for 1 or more.")
     room = target.max_positions - len(prompt_ids)
