@@ -18,8 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eyas import records
+from eyas.conversations import messages_of
 from eyas.errors import InputError, RecordsError, TemplateError
-from eyas.records import Record, Renderer, messages_of, record_of
+from eyas.records import Record, record_of
+from eyas.render import Renderer
 
 CHATML = (
     "{% for message in messages %}"
@@ -267,7 +269,10 @@ def test_a_malformed_conversation_is_refused(row: dict[str, Any], told: str) -> 
 def test_an_unknown_speaker_is_told_who_is_known() -> None:
     with pytest.raises(RecordsError) as caught:
         messages_of({"conversations": [{"from": "narrator", "value": "x"}]}, "")
-    assert caught.value.way_out == "Known: assistant, chatgpt, gpt, human, model, system, user."
+    assert (
+        caught.value.way_out
+        == "Known: assistant, chatgpt, function_call, gpt, human, model, observation, system, tool, user."
+    )
 
 
 # -- records --------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def parse_counts(text: str) -> list[int]:
 def encoder(target: Target) -> Callable[[Prompt], list[int]]:
     """First turns through the chat template; as plain text where there is none."""
     from eyas.errors import TargetError
-    from eyas.records import Renderer
+    from eyas.render import Renderer
 
     tokenizer = target.tokenizer
     if tokenizer is None:

@@ -34,7 +34,7 @@ def generate(
     common.quiet_threads()
     from eyas import checkpoint, resolve
     from eyas.errors import TargetError
-    from eyas.records import Renderer
+    from eyas.render import Renderer
 
     question = sys.stdin.read() if prompt == "-" else prompt
     loaded = common.load_target(target)
