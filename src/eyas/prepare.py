@@ -25,7 +25,6 @@ from eyas.sources import Row
 
 TRAIN, HELD_OUT, MANIFEST = "train.jsonl", "heldout.jsonl", "manifest.json"
 SHOWN = 5  # examples kept of whatever is listed
-RECENT_IDS = 2**16
 
 
 @dataclass
@@ -110,9 +109,13 @@ def _quantiles(counts: Counter[int], shares: tuple[float, ...]) -> list[int]:
 class Seen:
     """Ids met so far: 8 bytes each in a sorted array, as much again while it grows, and the last few in a set."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = 2**16) -> None:
         self.sorted = np.empty(0, dtype=np.uint64)
         self.recent: set[int] = set()
+        self.most_recent = recent
+
+    def __len__(self) -> int:
+        return len(self.sorted) + len(self.recent)
 
     def add(self, record_id: str) -> bool:
         """Whether it was there already."""
@@ -121,7 +124,9 @@ class Seen:
         if value in self.recent or (place < len(self.sorted) and int(self.sorted[place]) == value):
             return True
         self.recent.add(value)
-        if len(self.recent) >= max(RECENT_IDS, len(self.sorted) // 64):  # a set's entry is a dozen times an array's
+        if len(self.recent) >= max(
+            self.most_recent, len(self.sorted) // 64
+        ):  # a set's entry is a dozen times an array's
             recent = np.fromiter(self.recent, dtype=np.uint64, count=len(self.recent))
             recent.sort()
             self.sorted = np.insert(self.sorted, np.searchsorted(self.sorted, recent), recent)

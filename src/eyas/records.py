@@ -136,8 +136,10 @@ def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None)
 
 
 def fit(records: Iterable[Record], max_positions: int) -> Iterator[Record]:
-    """Records cut to what the target can attend to; one left without supervision is dropped."""
+    """Records cut to so many tokens, after the last of them that is supervised; one with none is dropped."""
     for record in records:
-        cut = replace(record, input_ids=record.input_ids[:max_positions], loss_mask=record.loss_mask[:max_positions])
-        if cut.loss_mask.any():
-            yield cut
+        if record.seq_len <= max_positions:
+            yield record
+        elif len(supervised := np.flatnonzero(record.loss_mask[:max_positions])):
+            end = int(supervised[-1]) + 1
+            yield replace(record, input_ids=record.input_ids[:end], loss_mask=record.loss_mask[:end])

@@ -266,22 +266,20 @@ def _is_hidden(path: Path) -> bool:
 def _saved(folder: Path, split: str | None) -> Iterator[Row]:
     library = _need("datasets")
     with _as_input_error(folder, Exception):  # whatever the library makes of files that are not whole
-        chosen = _split(library.load_from_disk(str(folder)), split, str(folder))
-    yield from _of_dataset(chosen, str(folder), folder.name)
+        dataset = library.load_from_disk(str(folder))
+    yield from _of_dataset(_split(dataset, split, str(folder)), str(folder), folder.name)
 
 
 def _hub(name: str, split: str | None, subset: str | None) -> Iterator[Row]:
     """Streamed; from the library's own cache when offline. Data sets that are programs are refused by the library."""
     library = _need("datasets")
     try:
-        chosen = _split(library.load_dataset(name, subset, split=split, streaming=True), split, name)
-    except UsageError:
-        raise
+        dataset = library.load_dataset(name, subset, split=split, streaming=True)
     except Exception as error:  # the library's errors have no common root
         line = (str(error).splitlines() or [""])[0]
         if isinstance(error, ConnectionError):
             raise EnvironmentFault(
-                f"{name} could not be fetched: {line}",
+                f"{name} is no file or folder here, and could not be fetched from the hub: {line}",
                 way_out="Check the network, or download it first and name the folder.",
             ) from error
         raise InputError(
@@ -289,7 +287,7 @@ def _hub(name: str, split: str | None, subset: str | None) -> Iterator[Row]:
             f"({type(error).__name__}: {line}).",
             way_out="Check the name, and --subset and --split; offline, run it once with a network or name a folder.",
         ) from error
-    yield from _of_dataset(chosen, name, name)
+    yield from _of_dataset(_split(dataset, split, name), name, name)
 
 
 def _split(dataset: Any, split: str | None, name: str) -> Any:
