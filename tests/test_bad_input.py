@@ -55,7 +55,9 @@ def prepare(capsys: pytest.CaptureFixture[str], target: Path, file: Path, *more:
     ("row", "said"),
     [
         ({"mesages": []}, ["'mesages' is nearest to 'messages'"]),
-        ({"text": "hello"}, ["Its keys are text"]),
+        ({"story": "hello"}, ["Its keys are story"]),
+        ({"text": "hello"}, ["no generation prompt of this target's template", "<|im_start|>assistant", "--raw"]),
+        ({"text": "<start_of_turn>user"}, ["'<start_of_turn>'", "Gemma"]),
         ({"input_ids": [1, 2], "loss_msk": [0, 1]}, ["no 'loss_mask'", "'loss_msk' is nearest to 'loss_mask'"]),
         ({"input_ids": [1, 2, 3], "loss_mask": [0, 1]}, ["loss_mask has 2 entries for 3 tokens"]),
         ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}, ["zero everywhere"]),
