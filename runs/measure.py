@@ -30,7 +30,7 @@ from eyas.bench import repeats
 from eyas.decode.loop import generate
 from eyas.decode.pack import packed
 from eyas.decode.ties import TIE
-from eyas.records import Renderer
+from eyas.render import Renderer
 from eyas.results import LengthCounts, Rate
 from eyas.target import Target
 

@@ -11,14 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from eyas import files
 from eyas import target as targets
 from eyas.errors import EnvironmentFault
-from folders import call, conversation, write_drafter, write_lines, write_target
+from folders import call, conversation, tokenizer, write_drafter, write_lines, write_target
 
 GOOD = [conversation(f"What is {i} and {i}?", f"It is {2 * i}.") for i in range(12)]
 
@@ -52,7 +55,9 @@ def prepare(capsys: pytest.CaptureFixture[str], target: Path, file: Path, *more:
     ("row", "said"),
     [
         ({"mesages": []}, ["'mesages' is nearest to 'messages'"]),
-        ({"text": "hello"}, ["Its keys are text"]),
+        ({"story": "hello"}, ["Its keys are story"]),
+        ({"text": "hello"}, ["no generation prompt of this target's template", "<|im_start|>assistant", "--raw"]),
+        ({"text": "<start_of_turn>user"}, ["'<start_of_turn>'", "Gemma"]),
         ({"input_ids": [1, 2], "loss_msk": [0, 1]}, ["no 'loss_mask'", "'loss_msk' is nearest to 'loss_mask'"]),
         ({"input_ids": [1, 2, 3], "loss_mask": [0, 1]}, ["loss_mask has 2 entries for 3 tokens"]),
         ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0]}, ["zero everywhere"]),
@@ -118,6 +123,91 @@ def test_broken_lines_and_skip_bad(
     audit = json.loads(kept.out)["audit"]
     assert (audit["records"], audit["bad"]) == (len(GOOD), 1)
     assert said in audit["bad_examples"][0]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "folder", "saved", "text"])
+def test_every_kind_of_input_through_the_command(
+    capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path, kind: str
+) -> None:
+    """The records of each are those of JSON lines, byte for byte but for the name of their source."""
+    rows = [{**row, "source": "s"} for row in GOOD]
+    place = tmp_path / f"chats.{kind}"
+    if kind == "json":
+        place.write_text(json.dumps(rows))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place)
+    elif kind == "saved":
+        datasets.Dataset.from_list(rows).save_to_disk(place)
+    elif kind == "folder":
+        place.mkdir()
+        write_lines(place / "b.jsonl", list(rows[5:]))
+        write_lines(place / "a.jsonl", list(rows[:5]))
+    else:
+        made = tokenizer()
+        place = write_lines(
+            tmp_path / "rendered.jsonl",
+            [
+                {"text": made.apply_chat_template(row["messages"], tokenize=False), "source": "s"}  # type: ignore[dict-item]
+                for row in GOOD
+            ],
+        )
+    lines = write_lines(tmp_path / "chats.jsonl", list(rows))
+    for file, out in ((lines, "one"), (place, "other")):
+        ran = call(capsys, "prepare", file, "--target", target, "--out", tmp_path / out, "--held-out", "0.3")
+        assert ran.code == 0, ran.err
+    for name in ("train.jsonl", "heldout.jsonl"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes() != b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("none.parquet",), ["none.parquet does not exist"]),
+        (("chitchatt",), ["chitchatt does not exist", "Did you mean 'chitchat'"]),
+        (("chats.jsonl", "--split", "train"), ["--split and --subset"]),
+        (("chats.jsonl", "--too-long", "wrap"), ["--too-long 'wrap'", "cut, drop, split"]),
+        (("chats.jsonl", "--max-length", "100000"), ["--max-length 100000", "256 positions"]),
+        (("chats.jsonl", "--raw", "--template", "x"), ["exclude each other"]),
+        (("prompts.txt",), ["prompts.txt, line 1: no assistant turn", "--regenerate"]),
+        (("broken.parquet",), ["broken.parquet cannot be read"]),
+        (("empty.json",), ["No records came out"]),
+        (("table.csv",), ["table.csv is of no kind that can be read", ".parquet"]),
+    ],
+)
+def test_inputs_and_options_that_do_not_fit(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    target: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    said: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "chats.jsonl", list(GOOD))
+    (tmp_path / "prompts.txt").write_text("What is it?\n")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1" + b"x" * 40)
+    (tmp_path / "empty.json").write_text("[]")
+    (tmp_path / "table.csv").write_text("a,b\n")
+    before = {p.name for p in tmp_path.iterdir()}
+    ran = call(capsys, "prepare", *arguments, "--target", target, "--out", tmp_path / "out")
+    assert ran.code == 2
+    for words in said:
+        assert words in ran.err
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_lengths_and_forms_are_shown(capsys: pytest.CaptureFixture[str], target: Path, tmp_path: Path) -> None:
+    long = conversation("long", "word " * 30)
+    long["messages"] += [*GOOD[0]["messages"], *GOOD[1]["messages"]]  # type: ignore[operator, misc]
+    file = write_lines(tmp_path / "chats.jsonl", [*GOOD, long, {"prompt": "Q", "completion": "A" * 300}])
+    ran = prepare(capsys, target, file, "--max-length", "110", "--too-long", "split", "--json", tmp_path / "a.json")
+    assert ran.code == 0
+    audit = json.loads((tmp_path / "a.json").read_text())["audit"]
+    assert audit["forms"] == {"messages": 13, "completion": 1}
+    assert (audit["split_at_turns"], audit["cut_to_length"], audit["dropped_too_long"]) == (2, 2, 0)
+    for words in ("split at turns", "cut to length", "messages 13, completion 1"):
+        assert words in ran.out
+    assert "dropped too long" not in ran.out
 
 
 def test_no_chat_template_offers_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

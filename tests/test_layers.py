@@ -19,7 +19,9 @@ SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
-ROW_2 = {"records", "batches", "vocab", "placement", "unpack", "target", "taps", "drafter", "checkpoint"}
+ROW_1 |= {"json_stream", "sources", "conversations"}
+ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
+ROW_2 |= {"drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,7 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fetch": FACTS | {"files", "provenance"},
     "prompts": FACTS | {"files", "fetch"},
     "resolve": FACTS | {"fetch", "provenance"},
+    "json_stream": FACTS,
+    "sources": FACTS | {"files", "json_stream", "prompts"},
+    "conversations": FACTS,
     "records": FACTS | ROW_1,
+    "render": FACTS | ROW_1 | {"records"},
+    "preformatted": FACTS | ROW_1 | {"records", "render"},
+    "convert": FACTS | ROW_1 | {"records", "render", "preformatted"},
     "batches": FACTS | ROW_1 | {"records"},
     "vocab": FACTS | ROW_1,
     "placement": FACTS,

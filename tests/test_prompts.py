@@ -1,4 +1,4 @@
-"""The three named sets as they really are, and files of the user's own."""
+"""The named sets as they really are, and files of the user's own."""
 
 import gzip
 import json
@@ -42,6 +42,25 @@ def test_gsm8k_is_the_1319_test_questions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "count", "turns", "first", "begins"),
+    [
+        ("chatterbot-corpus", 748, 748, "chatterbot-corpus/ai/0", "What is AI?"),
+        ("bfcl-eval", 3929, 5289, "bfcl-eval/simple_python_0", "Find the area of a triangle"),
+        ("chitchat", 2958, 66846, "chitchat/a07edb12-6b91-4138-b11e-02421888d699", "Hello\nHow are you doing"),
+        ("arena-hard", 750, 750, "arena-hard/2edbb5f36f5b42be", "Write me"),
+    ],
+)
+def test_sets_for_training_are_distinct_and_never_empty(
+    name: str, count: int, turns: int, first: str, begins: str
+) -> None:
+    found = prompts.load(name)
+    assert (len(found), sum(len(p.turns) for p in found)) == (count, turns)
+    assert (found[0].id, found[0].turns[0][: len(begins)]) == (first, begins)
+    assert len({p.turns for p in found}) == len({p.id for p in found}) == count
+    assert all(turn == turn.strip() != "" for p in found for turn in p.turns)
+
+
+@pytest.mark.parametrize(
     ("name", "digest"),
     [
         ("mt-bench", "dfce446eb587651d"),
@@ -67,7 +86,9 @@ def test_messages_are_the_first_turn() -> None:
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
-    assert prompts.names() == ("mt-bench", "humaneval", "gsm8k")
+    assert tuple(prompts.BENCHMARKS) == ("mt-bench", "humaneval", "gsm8k")
+    assert tuple(prompts.FOR_TRAINING) == ("chatterbot-corpus", "bfcl-eval", "chitchat", "arena-hard")
+    assert prompts.names() == (*prompts.BENCHMARKS, *prompts.FOR_TRAINING)
     with pytest.raises(UsageError, match="Did you mean 'mt-bench'"):
         prompts.load("mtbench")
 

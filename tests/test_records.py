@@ -8,60 +8,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from eyas import records
+from eyas.conversations import messages_of
 from eyas.errors import InputError, RecordsError, TemplateError
-from eyas.records import Record, Renderer, messages_of, record_of
-
-CHATML = (
-    "{% for message in messages %}"
-    "{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-STRIPS_THINKING = (
-    "{% for message in messages %}"
-    "{% set content = message['content'] %}"
-    "{% if message['role'] == 'assistant' and not loop.last and '</think>' in content %}"
-    "{% set content = content.split('</think>')[-1] %}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-]
-
-
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<|begin_of_text|>", eos_token="<|im_end|>")
+from eyas.records import Record, record_of
+from eyas.render import Renderer
+from templates import CHATML, LLAMA3, STRIPS_THINKING, tokenizer
 
 
 def token(text: str) -> int:
@@ -267,7 +227,10 @@ def test_a_malformed_conversation_is_refused(row: dict[str, Any], told: str) -> 
 def test_an_unknown_speaker_is_told_who_is_known() -> None:
     with pytest.raises(RecordsError) as caught:
         messages_of({"conversations": [{"from": "narrator", "value": "x"}]}, "")
-    assert caught.value.way_out == "Known: assistant, chatgpt, gpt, human, model, system, user."
+    assert (
+        caught.value.way_out
+        == "Known: assistant, chatgpt, function_call, gpt, human, model, observation, system, tool, user."
+    )
 
 
 # -- records --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from eyas import fetch
 from eyas.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +80,7 @@ def test_follow_ups_come_to_an_eighth_of_other_sources() -> None:
 
 
 def test_pins_are_whole() -> None:
-    for wheel in (answer.BFCL, answer.CHATTERBOT, answer.LLM_EVAL, answer.OLMO_EVAL):
+    for wheel in (*fetch.WHEELS, answer.OLMO_EVAL):
         assert len(wheel.sha256) == 64
         assert wheel.version in wheel.filename
 

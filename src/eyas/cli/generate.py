@@ -37,7 +37,7 @@ def generate(
     """Answer a prompt greedily; with a drafter, tokens it drafted and the target kept are green."""
     common.quiet_threads()
     from eyas import checkpoint, resolve
-    from eyas.records import Renderer
+    from eyas.render import Renderer
     from eyas.target import no_tokenizer
 
     question = sys.stdin.read() if prompt == "-" else prompt

@@ -9,11 +9,16 @@ from rich.text import Text
 
 from eyas.cli import common
 
+ALWAYS_SHOWN = ("lines", "records", "held_out", "bad", "duplicates", "tokens", "supervised_tokens")
+
 
 def prepare(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="JSON lines (.gz too): messages, ShareGPT, records."),
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files (.jsonl .json .txt .parquet .arrow), folders, hub data sets (org/name), prompt sets by name.",
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder to write: train.jsonl, heldout.jsonl, manifest.json.")
@@ -24,9 +29,19 @@ def prepare(
     template: Annotated[
         Path | None, typer.Option(help="A jinja chat template to use instead of the tokenizer's.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template: turns joined as plain text.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template: turns, completions and texts as plain text.")
+    ] = False,
+    split: Annotated[str | None, typer.Option(help="Split of a folder or hub data set (else train).")] = None,
+    subset: Annotated[str | None, typer.Option(help="Configuration of a hub data set.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Most tokens of a record (else the target's positions).")
+    ] = None,
+    too_long: Annotated[
+        str, typer.Option("--too-long", help="What to do beyond that: cut, drop, or split at turns.")
+    ] = "cut",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad lines out, counted, instead of stopping.")
+        bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
     json: common.JsonOption = None,
@@ -34,12 +49,14 @@ def prepare(
     """Turn conversations into records: token ids, and a mask of what the target said."""
     common.quiet_threads()
     from eyas import prepare as preparing
+    from eyas import sources
     from eyas import target as targets
     from eyas.errors import UsageError
-    from eyas.records import RAW_TEMPLATE, Renderer
+    from eyas.render import RAW_TEMPLATE, Renderer
 
     if raw and template:
         raise UsageError("--raw and --template exclude each other.", way_out="Pass one of them.")
+    rows = sources.read(inputs, split=split, subset=subset)
     common.say_first_load(target)
     with common.err.status(f"loading the tokenizer of {target} …"):
         side = targets.load_text_side(target, trust_remote_code=trust_remote_code)
@@ -48,17 +65,21 @@ def prepare(
     arguments = {
         "verb": "prepare",
         "target": target,
-        "inputs": [p.name for p in inputs],
+        "inputs": [Path(name).name if Path(name).exists() else name for name in inputs],
+        "split": split,
+        "subset": subset,
         "held_out": held_out,
         "raw": raw,
     }
     with common.counting("preparing", None) as progress:
         audit = preparing.prepare(
-            inputs,
+            rows,
             renderer,
             out,
             vocab_size=side.vocab_size,
             max_positions=side.max_positions,
+            max_length=max_length,
+            too_long=too_long,  # type: ignore[arg-type]  # looked at there
             held_out=held_out,
             skip_bad=skip_bad,
             overwrite=overwrite,
@@ -91,11 +112,16 @@ def _print(audit: dict[str, Any], out: Path, console: Any) -> None:
         "held_out",
         "bad",
         "duplicates",
-        "cut_to_positions",
+        "cut_to_length",
+        "dropped_too_long",
+        "split_at_turns",
+        "split_by_template",
         "tokens",
         "supervised_tokens",
     ):
-        table.add_row(key.replace("_", " "), f"{audit[key]:,}")
+        if audit[key] or key in ALWAYS_SHOWN:
+            table.add_row(key.replace("_", " "), f"{audit[key]:,}")
+    table.add_row("forms", ", ".join(f"{form} {n:,}" for form, n in audit["forms"].items()))
     table.add_row("supervised share", f"{audit['supervised_share']:.1%}")
     table.add_row(
         "turns that end with a supervised end token",
