@@ -18,14 +18,31 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
-ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
+ROW_1 = {
+    "answers",
+    "endpoint",
+    "journal",
+    "files",
+    "provenance",
+    "fetch",
+    "contract",
+    "dialects",
+    "results",
+    "report",
+    "inventory",
+    "prompts",
+    "resolve",
+}
 ROW_2 = {"records", "batches", "vocab", "target", "taps", "drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "causes": set(),
+    "answers": FACTS,
+    "endpoint": FACTS | {"answers"},
     "files": FACTS,
+    "journal": FACTS | {"files"},
     "provenance": FACTS,
     "contract": FACTS,
     "inventory": FACTS,
@@ -45,6 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "objective": BELOW_3,
     "decode": BELOW_3,
     "prepare": BELOW_3,
+    "answerers": BELOW_3 | {"decode"},
+    "regenerate": BELOW_3 | {"decode", "answerers"},
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "check": BELOW_3 | {"curve"},
