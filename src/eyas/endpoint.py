@@ -85,7 +85,12 @@ class Endpoint:
         self._fault: BaseException | None = None
         self._wants_ids = True
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self._client = httpx.Client(timeout=httpx.Timeout(timeout, connect=30.0), limits=limits, headers=_key())
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(timeout, connect=30.0),
+            limits=limits,
+            headers=_key(),
+            verify=self.url.startswith("https"),  # certificates are slow to load, and plain http has no use for them
+        )
         self.model = model
         self._threads: list[threading.Thread] = []
 
@@ -294,7 +299,7 @@ def _words(body: bytes) -> str:
     text = body.decode("utf-8", errors="replace").strip()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict):
         error = value.get("error", value)
