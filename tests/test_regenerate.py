@@ -11,12 +11,9 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 import folders
 from eyas import target as targets
@@ -276,7 +273,7 @@ def test_too_long_a_prompt_is_refused_and_too_long_a_follow_up_left_out(tmp_path
     done = {a.id: a for a in run(tmp_path, max_positions=first + 40)}
     assert len(done["c2"].messages) == 2  # the second turn's prompt no longer fits
     assert done["c2"].finish_reason == "stop"
-    with pytest.raises(InputError, match="None of 6 conversations.*positions"):
+    with pytest.raises(InputError, match=r"None of 6 conversations.*positions"):
         run(tmp_path / "none", max_positions=first - 30)
 
 
