@@ -88,8 +88,9 @@ class Cohort:
         """Of one layer; made when its first keys [1, G, T, E] show how wide they are."""
         if layer not in self._keys:
             n = len(self.rows)
-            self._keys[layer] = key.new_empty(n, key.shape[1], self.capacity, key.shape[3])
-            self._values[layer] = value.new_empty(n, value.shape[1], self.capacity, value.shape[3])
+            # Zeros and not whatever was there: what is masked still has to be finite, or 0 times it is not 0.
+            self._keys[layer] = key.new_zeros(n, key.shape[1], self.capacity, key.shape[3])
+            self._values[layer] = value.new_zeros(n, value.shape[1], self.capacity, value.shape[3])
         return self._keys[layer], self._values[layer]
 
     def settle(self, tokens: Sequence[int], ends: frozenset[int]) -> list[Row]:
