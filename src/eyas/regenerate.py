@@ -235,11 +235,10 @@ class _Run:
         waiting = (one for one in self.asked if one.id not in self.journal)
         try:
             while True:
-                for one in islice(waiting, self.answerer.wants):
-                    self._begin(one, state)
-                if not self._talks:
+                begun = [self._begin(one, state) for one in islice(waiting, self.answerer.wants)]
+                if not begun and not self._talks:
                     break
-                for reply in self.answerer.take():
+                for reply in self.answerer.take() if self._talks else ():
                     self._go_on(reply, state)
                 progress(state)
         except EnvironmentFault as fault:
