@@ -235,7 +235,9 @@ class _Run:
         waiting = (one for one in self.asked if one.id not in self.journal)
         try:
             while True:
-                begun = [self._begin(one, state) for one in islice(waiting, self.answerer.wants)]
+                begun = list(islice(waiting, self.answerer.wants))
+                for one in begun:
+                    self._ask(Talk(one, self.renderer, self.max_positions), state)
                 if not begun and not self._talks:
                     break
                 for reply in self.answerer.take() if self._talks else ():
@@ -247,9 +249,6 @@ class _Run:
                 way_out="Run the same command again: it goes on from there.",
             ) from fault
         progress(state)
-
-    def _begin(self, one: Asked, state: Progress) -> None:
-        self._ask(Talk(one, self.renderer, self.max_positions), state)
 
     def _ask(self, talk: Talk, state: Progress) -> None:
         """Submit a conversation's next turn, or end it."""
