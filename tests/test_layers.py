@@ -19,7 +19,7 @@ SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
-ROW_1 |= {"json_stream", "sources", "conversations"}
+ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal"}
 ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
 ROW_2 |= {"drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
@@ -27,7 +27,10 @@ BELOW_3 = FACTS | ROW_1 | ROW_2
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "causes": set(),
+    "answers": FACTS,
+    "endpoint": FACTS | {"answers"},
     "files": FACTS,
+    "journal": FACTS | {"files"},
     "provenance": FACTS,
     "contract": FACTS,
     "inventory": FACTS,
@@ -55,6 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "objective": BELOW_3,
     "decode": BELOW_3,
     "prepare": BELOW_3,
+    "answerers": BELOW_3 | {"decode"},
+    "regenerate": BELOW_3 | {"decode", "answerers"},
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "check": BELOW_3 | {"curve"},

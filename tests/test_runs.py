@@ -8,14 +8,18 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import folders
 from eyas import fetch
+from eyas import target as targets
+from eyas.answerers import InProcess
 from eyas.errors import InputError, UsageError
+from eyas.render import Renderer
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "smollm2-135m-eagle3" / "demo.jsonl.gz"
@@ -94,64 +98,45 @@ def test_own_prompts_are_distinct() -> None:
 # -- answering ----------------------------------------------------------------------------------------------
 
 
-def fake(conversations: list[list[dict[str, str]]]) -> list[Any]:
-    """Ends every turn itself, but for prompts that ask for something long."""
-    return [answer.Answer(f"to {c[-1]['content']}", "long" not in c[-1]["content"], 3) for c in conversations]
+def test_a_question_is_named_by_what_it_asks_first() -> None:
+    one = answer.question(asked("What IS this?", "Why?"))
+    assert one.turns == ("What IS this?", "Why?")
+    assert one.source == "bfcl"
+    assert one.id == answer.question(asked("what is  this?", source="own")).id
+    assert one.id != answer.question(asked("Why?")).id
 
 
-def test_converse_goes_on_after_a_whole_answer_and_ends_after_a_cut_one() -> None:
-    batch = [asked("one"), asked("two", "Why?"), asked("long", "Why?"), asked("three", "long again")]
-    rows, tokens = answer.converse(batch, fake)
-    assert [len(r["messages"]) for r in rows] == [2, 4, 2, 4]
-    assert [r["finish_reason"] for r in rows] == ["stop", "stop", "length", "length"]
-    assert rows[1]["messages"][3] == {"role": "assistant", "content": "to Why?"}
-    assert tokens == 6 * 3
-
-
-def test_batches_keep_every_prompt_and_sort_inside_a_window() -> None:
-    pending = [asked("x" * (i * 7 % 50)) for i in range(50)]
-    made = list(answer.batches(pending, 3))
-    assert sorted(a.turns[0] for b in made for a in b) == sorted(a.turns[0] for a in pending)
-    window = [len(a.turns[0]) for b in made[: answer.WINDOW_BATCHES] for a in b]
-    assert window == sorted(window, reverse=True)
-
-
-def test_answers_are_appended_batch_by_batch(tmp_path: Path) -> None:
+def test_answers_are_written_in_order_and_an_interrupted_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets.load(str(folders.write_target(tmp_path / "target")))
+    renderer = Renderer(target.tokenizer, target.eos_ids())
+    questions = [answer.question(asked(f"q{i}", *["Why?"] * (i % 2))) for i in range(7)]
     out, console = tmp_path / "answers.jsonl", Console(file=io.StringIO())
-    answerer = SimpleNamespace(answers=fake)
-    pending = [asked(f"q{i}") for i in range(5)]
-    for part in (pending[:2], pending[2:]):
-        with answer.sole_writer(out) as handle:
-            assert answer.write_answers(part, 2, answerer, handle, console) == 3 * len(part)
-    assert answer.answered(out) == {a.key for a in pending}
-    assert "3/3 answered" in console.file.getvalue()
 
+    def write(ask: list[Any], to: Path = out) -> int:
+        answerer = InProcess(target, max_new_tokens=5, batch_size=3)
+        return answer.write_answers(ask, answerer, renderer, to, target.max_positions, console)
 
-def test_a_torn_last_line_is_cut_and_the_rest_is_not_asked_again(tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-    whole = json.dumps(row("What IS this?")) + "\n"
-    out.write_text(whole + '{"source": "own", "mess')
-    assert answer.cut_torn_line(out) == len('{"source": "own", "mess')
-    assert out.read_text() == whole
-    assert answer.answered(out) == {"what is this?"}
-    assert answer.cut_torn_line(out) == 0
-
-
-def test_nothing_is_answered_where_there_is_no_file(tmp_path: Path) -> None:
-    assert answer.cut_torn_line(tmp_path / "none") == 0
-    assert answer.answered(tmp_path / "none") == set()
-
-
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"prompt": "hello"}\n')
-    with pytest.raises(InputError, match="line 1: no messages"):
-        answer.answered(tmp_path / "x.jsonl")
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "answers.jsonl"
-    with answer.sole_writer(out), pytest.raises(UsageError, match="Another run"), answer.sole_writer(out):
+    class Stop(RuntimeError):
         pass
+
+    def stop(state: Any) -> None:
+        if state.done > 2:
+            raise Stop
+
+    monkeypatch.setattr(answer, "teller", lambda console: stop)
+    with pytest.raises(Stop):
+        write(questions)
+    monkeypatch.undo()
+    assert not out.exists()
+    assert write(questions) == write(questions, tmp_path / "whole.jsonl") == 7
+    assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["id"] for r in rows] == [q.id for q in questions]
+    assert {len(r["token_ids"]) for r in rows} <= set(range(1, 6))
+    assert "are answered already" in console.file.getvalue()
+    assert "7/7 answered" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("argument", ["--limit=0", "--batch=-1", "--sources=nowhere"])

@@ -30,7 +30,6 @@ from eyas.target import Target
 
 SMALLEST = 200_000  # weights; below, the call costs more than the layout saves
 WIDE = 4096  # output features from which one row gains too
-MOST_ROWS = 32
 LAID_OUT_FOR = 8  # rows oneDNN is told to expect; layouts for 4 and 8 measured alike, for 1 slower at 2 rows and more
 
 
@@ -44,8 +43,10 @@ class Packing:
 
 
 @contextmanager
-def packed(target: Target, drafter: Drafter | None = None) -> Iterator[Packing]:
+def packed(target: Target, drafter: Drafter | None = None, *, rows: int = LAID_OUT_FOR) -> Iterator[Packing]:
     """Run the linear layers of target and drafter, heads included, packed while the context is open.
+
+    ``rows``: what a pass mostly has; up to four times as many run packed.
 
     Each packed weight exists twice meanwhile (a tied head is copied too): count on double the memory. Weights
     changed inside the context are not seen. Modules are themselves again afterwards. Does nothing, and says
@@ -56,7 +57,7 @@ def packed(target: Target, drafter: Drafter | None = None) -> Iterator[Packing]:
     try:
         if reason is None:
             for module in candidates(target.model, drafter):
-                module.forward = packed_forward(module)  # type: ignore[method-assign,assignment]
+                module.forward = packed_forward(module, rows)  # type: ignore[method-assign,assignment]
                 swapped.append(module)
             if not swapped:
                 reason = "no linear layer is large enough to gain"
@@ -91,19 +92,19 @@ def candidates(*models: nn.Module | None) -> list[nn.Linear]:
     return list(found.values())
 
 
-def packed_forward(module: nn.Linear) -> Callable[[Tensor], Tensor]:
+def packed_forward(module: nn.Linear, rows: int = LAID_OUT_FOR) -> Callable[[Tensor], Tensor]:
     """``module``'s forward, by way of a packed copy of its weight where that is faster."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), LAID_OUT_FOR)
+    weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), rows)
     bias = module.bias.detach() if module.bias is not None else None
     linear = torch.ops.mkldnn._linear_pointwise.default
     narrow, wide = module.in_features, module.out_features
-    fewest = 1 if wide >= WIDE else 2
+    fewest, most = 1 if wide >= WIDE else 2, 4 * rows
 
     def forward(input: Tensor) -> Tensor:
-        rows = input.numel() // narrow
-        if not fewest <= rows <= MOST_ROWS or input.dtype != torch.float32 or torch.is_grad_enabled():
+        found = input.numel() // narrow
+        if not fewest <= found <= most or input.dtype != torch.float32 or torch.is_grad_enabled():
             return nn.Linear.forward(module, input)
-        out: Tensor = linear(input.reshape(rows, narrow), weight, bias, "none", [], "")
+        out: Tensor = linear(input.reshape(found, narrow), weight, bias, "none", [], "")
         return out.view(*input.shape[:-1], wide)
 
     return forward
