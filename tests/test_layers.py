@@ -19,7 +19,7 @@ SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
-ROW_2 = {"records", "batches", "vocab", "target", "taps", "drafter", "checkpoint"}
+ROW_2 = {"records", "batches", "vocab", "target", "taps", "states", "drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vocab": FACTS | ROW_1,
     "target": FACTS | ROW_1,
     "taps": FACTS | ROW_1 | {"target"},
+    "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},
     "drafter": FACTS | ROW_1 | {"vocab"},
     "checkpoint": FACTS | ROW_1 | {"drafter", "vocab", "target"},
     "objective": BELOW_3,
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "check": BELOW_3 | {"curve"},
+    "capture": BELOW_3,
     "train": BELOW_3 | {"objective", "curve", "starts"},
     "bench": FACTS | ROW_1,
 }

@@ -72,13 +72,17 @@ def measure(
     *,
     depths: int,
     batch_size: int = 8,
+    run: taps.Run = taps.run,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Measured:
-    """Run the target over the records and the drafter over its taps; ``progress`` hears the records done so far."""
+    """Run the target over the records and the drafter over its taps; ``progress`` hears the records done so far.
+
+    ``run`` gives the states: the target's own pass, or a store's.
+    """
     chains: dict[int, Chains] = {}
     for batch in batches.in_order(records, batch_size):
         batch = batch.to(drafter.device)
-        states = taps.run(target, batch.input_ids, batch.lengths, drafter.config.taps)
+        states = run(target, batch.input_ids, batch.lengths, drafter.config.taps)
         chains.update(_chains(drafter, target, states, batch, depths))
         progress(len(chains))
     return summarise([chains[i] for i in range(len(records))], records, depths)

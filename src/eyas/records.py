@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,13 @@ def _expected() -> str:
     )
 
 
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of the rules that turn text into ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    return provenance.sha256_text(rules)
+
+
 class Renderer:
     """A tokenizer and its chat template: messages to token ids, and messages to a record."""
 
@@ -175,11 +183,9 @@ class Renderer:
 
     def hashes(self) -> dict[str, str]:
         """The two facts of a contract that fix how text becomes tokens."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        rules = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
         return {
             "template_sha256": provenance.sha256_text(str(self.template)),
-            "tokenizer_sha256": provenance.sha256_text(rules),
+            "tokenizer_sha256": tokenizer_sha256(self.tokenizer),
         }
 
     def text(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool) -> str:
@@ -293,15 +299,16 @@ def _integers(value: object, where: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None) -> list[Record]:
-    """Records of a JSON-lines file (``.gz`` too). Raises RecordsError naming the line; an empty file is an error."""
-    found: list[Record] = []
+def stream(path: Path, *, vocab_size: int | None = None) -> Iterator[Record]:
+    """Records of a JSON-lines file (``.gz`` too), one by one. Raises RecordsError naming the line."""
     for number, line in files.read_lines(path):
-        if limit is not None and len(found) >= limit:
-            break
         if line.strip():
-            row = files.parse_json_line(path, number, line)
-            found.append(record_of(row, f"{path}, line {number}", vocab_size))
+            yield record_of(files.parse_json_line(path, number, line), f"{path}, line {number}", vocab_size)
+
+
+def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None) -> list[Record]:
+    """The first ``limit`` records of a file, or all. As ``stream``; an empty file is an error."""
+    found = list(islice(stream(path, vocab_size=vocab_size), limit))
     if not found:
         raise RecordsError(f"{path} holds no records.", way_out="Run `eyas prepare` on conversations first.")
     return found

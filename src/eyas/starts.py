@@ -78,7 +78,10 @@ def scale_taps(drafter: Drafter, sample: Tensor) -> None:
 
 @torch.no_grad()
 def sample_rows(
-    target: Target, tap_list: tuple[int, ...], batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+    target: Target,
+    tap_list: tuple[int, ...],
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+    run: taps.Run = taps.run,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the regression, from (input_ids, lengths, loss_mask) batches.
 
@@ -86,7 +89,7 @@ def sample_rows(
     """
     tapped, fed, after = [], [], []
     for input_ids, lengths, loss_mask in batches:
-        states = taps.run(target, input_ids, lengths, tap_list)
+        states = run(target, input_ids, lengths, tap_list)
         slots = objective.trained_slots(loss_mask, 1)
         rows, columns = slots.valid[:, :, 0].nonzero(as_tuple=True)
         t = slots.index[rows, columns]

@@ -12,7 +12,7 @@ Letters: B batch, T positions, D target width, C taps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,3 +105,7 @@ def run(target: Target, input_ids: Tensor, lengths: Tensor, taps: Sequence[int])
     with reading(target, taps) as reader:
         last = target.decoder(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).last_hidden_state
         return States(reader.take(), last)
+
+
+Run = Callable[[Target, Tensor, Tensor, Sequence[int]], States]
+"""``run``, or whatever else knows the states of (target, input_ids, lengths, taps): a store on disk, for one."""

@@ -25,6 +25,7 @@ from eyas.contract import Contract, declared
 from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
+from eyas.states import StoredStates
 from eyas.target import Target
 from eyas.train import state
 from eyas.train.config import Listener, Point, Progress, Silent, TrainConfig
@@ -43,11 +44,12 @@ def train(
     *,
     facts: dict[str, Any] | None = None,
     provenance_arguments: dict[str, object] | None = None,
+    stored: StoredStates | None = None,
     resume: bool = False,
     overwrite: bool = False,
     listener: Listener | None = None,
 ) -> Progress:
-    """Train a drafter for ``target`` and leave the best one, by held-out accept length, in ``out``."""
+    """Train a drafter and leave the best, by held-out accept length, in ``out``; ``stored`` states spare the target."""
     if not held_out:
         raise RecordsError("No held-out records to measure on.", way_out="Prepare with a held-out share above zero.")
     listener = listener or Silent()
@@ -55,7 +57,7 @@ def train(
     if not resume:
         files.refuse_existing(out, overwrite=overwrite, resume_hint=True)
     with files.only_writer(run_folder):
-        run = Run(config, target, records, held_out, out, run_folder, facts or {}, provenance_arguments or {})
+        run = Run(config, target, records, held_out, out, run_folder, facts or {}, provenance_arguments or {}, stored)
         run.begin(resume=resume, overwrite=overwrite)
         listener.starting(run.total_steps, run.plan())
         run.go(listener)
@@ -75,10 +77,9 @@ class Run:
         folder: Path,
         facts: dict[str, Any],
         arguments: dict[str, object],
+        stored: StoredStates | None = None,
     ) -> None:
-        self.config = config
-        self.target = target
-        self.records = records
+        self.config, self.target, self.records = config, target, records
         self.held_out = held_out[: config.measure_records]
         self.out, self.folder = out, folder
         self.facts, self.arguments = facts, arguments
@@ -92,6 +93,9 @@ class Run:
         self._whole = True  # weights, optimiser and count agree: not so in the middle of a step
         self._saved_step: int | None = None
         self.states = StatesInMemory() if config.keep_states else None
+        self.stored, self.run_target = stored, stored.run if stored else taps.run
+        if stored:
+            stored.require(target, self.tap_list, (*records, *self.held_out))
 
     # -- start and resume -------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class Run:
             return self._head_frozen(drafter)
         words = vocab.by_frequency(batches.token_counts(self.records, self.target.vocab_size), config.draft_vocab)
         shape = starts.config_for(self.target, self.tap_list, len(words))
-        rows = starts.sample_rows(self.target, self.tap_list, self._first_batches())
+        rows = starts.sample_rows(self.target, self.tap_list, self._first_batches(), self.run_target)
         if config.init == "ridge":
             drafter = starts.ridge(self.target, shape, words, rows, config.seed)
         else:
@@ -146,7 +150,7 @@ class Run:
 
     def _rescale(self, drafter: Drafter) -> None:
         """Give a loaded drafter scaled taps, its fc undone by the same scale: the same function."""
-        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches())[0]
+        sample = starts.sample_rows(self.target, self.tap_list, self._first_batches(), self.run_target)[0]
         starts.scale_taps(drafter, sample)
         with torch.no_grad():
             drafter.fc.weight.div_(drafter.tap_scale)
@@ -268,13 +272,14 @@ class Run:
         return objective.loss(self.drafter, teacher, states.taps, batch.input_ids, slots, self.weights)
 
     def _run(self, batch: batches.Batch) -> taps.States:
-        return taps.run(self.target, batch.input_ids, batch.lengths, self.tap_list)
+        return self.run_target(self.target, batch.input_ids, batch.lengths, self.tap_list)
 
     # -- measuring and keeping --------------------------------------------------------------------------------
 
     def _measure(self, listener: Listener, writer: SummaryWriter) -> None:
         self.drafter.eval()
-        measured = curve.measure(self.drafter, self.target, self.held_out, depths=max(self.config.depths, JUDGED))
+        depths, run = max(self.config.depths, JUDGED), self.run_target
+        measured = curve.measure(self.drafter, self.target, self.held_out, depths=depths, run=run)
         self.drafter.train()
         progress = self.progress
         forced = measured.teacher_forced
@@ -322,8 +327,12 @@ class Run:
         def digest(records: Sequence[Record]) -> str:
             return provenance.sha256_text("\n".join(r.id for r in records))
 
-        fingerprint = self.target.fingerprint()
-        return {"records": digest(self.records), "held-out records": digest(self.held_out), "target": fingerprint}
+        return {
+            "records": digest(self.records),
+            "held-out records": digest(self.held_out),
+            "target": self.target.fingerprint(),
+            "states": self.stored.identity if self.stored else "not stored",
+        }
 
     def _data(self) -> dict[str, Any]:
         return {
