@@ -432,7 +432,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_capture_then_train_from_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    usual = ("--records", folder / "records", "--target", folder / "target", "--out", tmp_path / "s", "--dtype", "fp8")
+    usual = (
+        "--records",
+        folder / "records",
+        "--target",
+        folder / "target",
+        "--out",
+        tmp_path / "s",
+        "--states-dtype",
+        "fp8",
+    )
     for i in (1, 2):
         ran = call(capsys, "capture", *usual, "--shard", f"{i}/2", "--json", "-")
         assert ran.code == 0, ran.err
@@ -486,7 +495,7 @@ def test_capture_then_train_from_it(folder: Path, tmp_path: Path, capsys: pytest
         (("--shard", "0/4"), "is not a part such as 1/4"),
         (("--shard", "5/4"), "is not a part such as 1/4"),
         (("--shard", "two"), "is not a part such as 1/4"),
-        (("--dtype", "int3"), "--dtype 'int3'"),
+        (("--states-dtype", "int3"), "--states-dtype 'int3'"),
         (("--batch", "0"), "--batch 0"),
         (("--taps", "2,99"), "Tap 99 does not exist"),
         (("--taps", "a"), "not a list of layers"),

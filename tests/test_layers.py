@@ -49,11 +49,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "check": BELOW_3 | {"curve"},
-    "capture": BELOW_3,
+    "engines": FACTS | ROW_1,
+    "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},
     "bench": FACTS | ROW_1,
 }
-NO_TORCH = FACTS | ROW_1 | {"bench"}
+NO_TORCH = FACTS | ROW_1 | {"bench", "engines"}
 LATE_IMPORTS = {"cli", "__init__"}
 
 

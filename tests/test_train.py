@@ -226,10 +226,12 @@ def test_kept_states_spare_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not ours[row, length:].any()
 
 
+online = taps.run
+
+
 def rounded(target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequence[int]) -> taps.States:
     """Online states, passed through bf16 where a store does: every tap, the last before the norm."""
-    n = target.num_layers
-    found = taps.run(target, input_ids, lengths, (*tap_list, n)).taps.to(torch.bfloat16).float()
+    found = online(target, input_ids, lengths, (*tap_list, target.num_layers)).taps.to(torch.bfloat16).float()
     return taps.States(found[..., : -target.hidden_size], target.decoder.norm(found[..., -target.hidden_size :]))
 
 
@@ -237,19 +239,15 @@ def rounded(target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequen
 def test_offline_is_online_passed_through_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> None:
     """The same batches, losses, measurements and weights. Only what the batch's padding rounds otherwise may differ."""
     stored, asked = captured(tmp_path / "s", texts()), config(init=init)
-    offline, online = Ears(), Ears()
-    go(tmp_path / "offline", asked, offline, stored=stored)
-    plain = taps.run
-    with monkeypatch.context() as patch:
-        patch.setattr(taps, "run", lambda *given: plain(*given) if len(given[3]) > len(TAPS) else rounded(*given))
-        patch.setattr(curve.measure, "__kwdefaults__", {**curve.measure.__kwdefaults__, "run": taps.run})
-        go(tmp_path / "online", asked, online)
-    assert offline.losses == pytest.approx(online.losses, abs=1e-5)
-    assert [p.value for p, _ in offline.points] == [p.value for p, _ in online.points]
+    ears, other, exact = Ears(), Ears(), Ears()
+    go(tmp_path / "offline", asked, ears, stored=stored)
+    go(tmp_path / "exact", asked, exact)
+    monkeypatch.setattr(taps, "run", rounded)
+    go(tmp_path / "online", asked, other)
+    assert ears.losses == pytest.approx(other.losses, abs=1e-5)
+    assert [p.value for p, _ in ears.points] == [p.value for p, _ in other.points]
     assert apart(tmp_path / "offline", tmp_path / "online") < 1e-3
-    without = Ears()
-    go(tmp_path / "fp32", asked, without)
-    assert without.losses != pytest.approx(online.losses, abs=1e-5)  # rounding is seen at that scale
+    assert exact.losses != pytest.approx(other.losses, abs=1e-5)  # rounding is seen at that scale
 
 
 def test_offline_never_runs_the_target(tmp_path: Path) -> None:

@@ -159,13 +159,6 @@ def _expected() -> str:
     )
 
 
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the rules that turn text into ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
-    return provenance.sha256_text(rules)
-
-
 class Renderer:
     """A tokenizer and its chat template: messages to token ids, and messages to a record."""
 
@@ -183,9 +176,11 @@ class Renderer:
 
     def hashes(self) -> dict[str, str]:
         """The two facts of a contract that fix how text becomes tokens."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
         return {
             "template_sha256": provenance.sha256_text(str(self.template)),
-            "tokenizer_sha256": tokenizer_sha256(self.tokenizer),
+            "tokenizer_sha256": provenance.sha256_text(rules),
         }
 
     def text(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool) -> str:

@@ -9,16 +9,21 @@ record of bookkeeping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eyas import files, records, taps
+import torch
+
+from eyas import batches, files, records, taps
 from eyas.capture.config import CaptureConfig, Listener, Silent
-from eyas.capture.part import Part
+from eyas.capture.part import Part, StatesOf
 from eyas.capture.source import RecordFiles, Split, survey
+from eyas.engines import vllm
 from eyas.errors import EnvironmentFault, RecordsError, UsageError
+from eyas.records import Record
 from eyas.states.manifest import Facts, part_name, target_facts
 from eyas.target import Target
 
@@ -31,13 +36,17 @@ def capture(
     out: Path,
     config: CaptureConfig,
     *,
+    engine_python: Path | None = None,
     text_hashes: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Write one part of the store ``out``. ``source`` gives (split, record) and is iterated twice."""
+    """Write one part of the store ``out``. ``source`` gives (split, record) and is iterated twice.
+
+    With ``engine_python`` the target runs in a vLLM of that environment, else here.
+    """
     listener = listener or Silent()
     tap_list = taps.validate(config.taps, target.num_layers)
     found = survey(source, config.part)
@@ -46,6 +55,7 @@ def capture(
         taps=tap_list,
         last=target.num_layers,
         dtype=config.dtype,
+        computed=f"{'vLLM' if engine_python else 'transformers'} {precision(target)}",
         target=target_facts(target),
         tokenizer_sha256=hashes.get("tokenizer_sha256"),
         template_sha256=hashes.get("template_sha256"),
@@ -61,9 +71,41 @@ def capture(
         part = Part(folder, facts, config.part, found)
         part.begin(resume=resume, overwrite=overwrite)
         listener.starting(part.plan())
-        part.go(source, target, listener)
+        with states_source(target, facts, engine_python, found.longest) as states_of:
+            part.go(source, states_of, listener)
         part.finish(arguments or {})
     return part.result()
+
+
+@contextmanager
+def states_source(target: Target, facts: Facts, engine_python: Path | None, longest: int) -> Iterator[StatesOf]:
+    """The target here, in batches that lie in one shard; or a vLLM, record by record."""
+    if engine_python is None:
+        yield partial(run_here, target, facts)
+        return
+    place = str(target.folder) if target.folder is not None else target.spec
+    width = target.hidden_size
+    with vllm.Engine(
+        engine_python, place, facts.stored, width=width, longest=longest, dtype=precision(target)
+    ) as engine:
+        yield partial(run_there, engine)
+
+
+def run_here(target: Target, facts: Facts, group: Sequence[Record]) -> Iterator[tuple[int, torch.Tensor]]:
+    for batch in batches.in_order(group, facts.batch):
+        batch = batch.to(target.embedding.device)
+        found = taps.run(target, batch.input_ids, batch.lengths, facts.stored).taps.cpu()
+        for states, i in zip(found, batch.index, strict=True):
+            yield i, states[: group[i].seq_len]
+
+
+def run_there(engine: vllm.Engine, group: Sequence[Record]) -> Iterator[tuple[int, torch.Tensor]]:
+    for i, record in enumerate(group):
+        yield i, torch.from_numpy(engine.states(record.input_ids.tolist()))
+
+
+def precision(target: Target) -> str:
+    return str(target.embedding.dtype).removeprefix("torch.")
 
 
 def text_hashes(manifest: Mapping[str, Any], target: Target) -> dict[str, str]:
@@ -71,7 +113,7 @@ def text_hashes(manifest: Mapping[str, Any], target: Target) -> dict[str, str]:
     hashes = {key: str(manifest[key]) for key in ("template_sha256", "tokenizer_sha256") if key in manifest}
     if target.tokenizer is None:
         return hashes
-    ours = records.tokenizer_sha256(target.tokenizer)
+    ours = records.Renderer(target.tokenizer, frozenset(), "any").hashes()["tokenizer_sha256"]
     if hashes.setdefault("tokenizer_sha256", ours) != ours:
         raise RecordsError(
             "These records were tokenised by another tokenizer than the target's "

@@ -12,15 +12,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from eyas import batches, checkpoint, files, provenance, taps
+from eyas import checkpoint, files, provenance
 from eyas.capture.config import Listener
 from eyas.capture.source import Split, Survey, distinct, grouped, of_part
 from eyas.errors import EnvironmentFault, InputError, Interrupted, TargetError, UsageError
@@ -35,9 +36,10 @@ from eyas.states.manifest import (
     read_manifest,
 )
 from eyas.states.shard import bytes_per_token, empty_shard, put
-from eyas.target import Target
 
 JOURNAL = "journal.jsonl"
+StatesOf = Callable[[Sequence[Record]], Iterator[tuple[int, torch.Tensor]]]
+"""States [T, (C+1)*D] of each of some records, all stored taps in ascending order, with its index; in any order."""
 
 
 @dataclass
@@ -48,11 +50,9 @@ class Part:
     facts: Facts
     part: tuple[int, int]
     survey: Survey
-
-    def __post_init__(self) -> None:
-        self.shards: dict[str, Shard] = {}
-        self.kept = 0
-        self.seconds = 0.0
+    shards: dict[str, Shard] = field(default_factory=dict)
+    kept: int = 0
+    seconds: float = 0.0
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Part:
             raise EnvironmentFault(
                 f"The states need {missing / 1e9:.1f} GB in {self.folder.parent}, {(free + freed) / 1e9:.1f} GB are "
                 "free.",
-                way_out="Free some space, or pass --dtype fp8, fewer --taps, or --shard i/n on several disks.",
+                way_out="Free some space, or pass --states-dtype fp8, fewer --taps, or --shard i/n on several disks.",
             )
 
     @property
@@ -131,7 +131,7 @@ class Part:
 
     # -- the work ---------------------------------------------------------------------------------------------
 
-    def go(self, source: Iterable[Split], target: Target, listener: Listener) -> None:
+    def go(self, source: Iterable[Split], states_of: StatesOf, listener: Listener) -> None:
         """Shard after shard; those there already are only counted."""
         began = time.perf_counter()
         largest = max(1, self.facts.shard_bytes // self.token_bytes)
@@ -140,7 +140,7 @@ class Part:
             for number, group in enumerate(grouped(mine, largest)):
                 name = f"{number:05d}.safetensors"
                 if name not in self.shards:
-                    self.shards[name] = self._write(name, group, target, listener)
+                    self.shards[name] = self._write(name, group, states_of, listener)
                 else:
                     listener.captured(sum(r.seq_len for _, r in group))
                 self.seconds = time.perf_counter() - began
@@ -150,14 +150,14 @@ class Part:
                 way_out="Run the same command with --resume to go on.",
             ) from error
 
-    def _write(self, name: str, group: list[Split], target: Target, listener: Listener) -> Shard:
+    def _write(self, name: str, group: list[Split], states_of: StatesOf, listener: Listener) -> Shard:
         """One shard, whole or not at all, then its line in the journal."""
         placed, row = [], 0
         for split, record in group:
             named = record.source.encode("utf-8", "replace").decode()  # may hold half a surrogate pair
             placed.append(Placed(record.id, row, record.seq_len, split, named))
             row += record.seq_len
-        tensors = compute(target, self.facts, [r for _, r in group], [p.row for p in placed], listener)
+        tensors = fill(self.facts, [record for _, record in group], states_of, listener)
         path = self.folder / name
         with files.written_whole(path) as temporary:
             checkpoint.write_tensors(tensors, temporary, {"eyas": "states"})
@@ -208,24 +208,18 @@ class Part:
         }
 
 
-def compute(
-    target: Target, facts: Facts, group: Sequence[Record], rows: Sequence[int], listener: Listener
-) -> dict[str, torch.Tensor]:
-    """The tensors of a shard: the target run over its records, each put at its row."""
-    shard = empty_shard(facts, sum(r.seq_len for r in group))
-    for batch in batches.in_order(group, facts.batch):
-        batch = batch.to(target.embedding.device)
-        found = taps.run(target, batch.input_ids, batch.lengths, facts.stored).taps.cpu()
-        for states, i in zip(found, batch.index, strict=True):
-            record = group[i]
-            states = states[: record.seq_len]
-            if not states.isfinite().all():
-                raise TargetError(
-                    f"The target's states of record {record.id} are not finite.",
-                    way_out="Run the target in fp32 or bf16, or leave that record out.",
-                )
-            put(shard, facts, rows[i], record, states)
-        listener.captured(int(batch.lengths.sum()))
+def fill(facts: Facts, group: Sequence[Record], states_of: StatesOf, listener: Listener) -> dict[str, torch.Tensor]:
+    """The tensors of a shard of these records."""
+    rows = list(accumulate((r.seq_len for r in group), initial=0))
+    shard = empty_shard(facts, rows[-1])
+    for i, states in states_of(group):
+        if not states.isfinite().all():
+            raise TargetError(
+                f"The target's states of record {group[i].id} are not finite.",
+                way_out="Run the target in fp32 or bf16, or leave that record out.",
+            )
+        put(shard, facts, rows[i], group[i], states)
+        listener.captured(group[i].seq_len)
     return shard
 
 

@@ -37,6 +37,7 @@ class Survey:
     sha256: str
     part_records: int
     part_tokens: int
+    longest: int
     duplicates: int
 
 
@@ -58,7 +59,7 @@ def of_part(numbered: Iterable[tuple[Split, int]], part: tuple[int, int]) -> Ite
 
 def survey(source: Iterable[Split], part: tuple[int, int]) -> Survey:
     """One look at all records: how many there are, and which, before anything is written."""
-    counts = {"records": 0, "tokens": 0, "part_records": 0, "part_tokens": 0}
+    counts = {"records": 0, "tokens": 0, "part_records": 0, "part_tokens": 0, "longest": 0}
     digest, lines = hashlib.sha256(), 0
 
     def counted() -> Iterator[Split]:
@@ -73,6 +74,7 @@ def survey(source: Iterable[Split], part: tuple[int, int]) -> Survey:
         counts["tokens"] += record.seq_len
         counts["part_records"] += mine
         counts["part_tokens"] += record.seq_len * mine
+        counts["longest"] = max(counts["longest"], record.seq_len)
         digest.update(f"{record.id}\n".encode())
     if not counts["part_records"]:
         raise RecordsError(

@@ -20,13 +20,16 @@ def capture(
         str | None,
         typer.Option(help="Layers to keep, e.g. 2,15,27; 0 is the embedding. Default 2, n/2, n-3. Tap n comes along."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="How taps are stored: bf16, or fp8 with a scale per token and tap.")] = (
-        "bf16"
-    ),
+    states_dtype: Annotated[
+        str, typer.Option(help="How taps are stored: bf16, or fp8 with a scale per token and tap.")
+    ] = "bf16",
     shard: Annotated[
         str, typer.Option(help="i/n: capture the i-th of n parts, for job arrays; all into the same OUT.")
     ] = "1/1",
     batch: Annotated[int, typer.Option(help="Records the target runs at once.")] = 8,
+    engine_python: Annotated[
+        Path | None, typer.Option(help="Run the target in vLLM: the python of an environment that has it.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a capture, or start it; checks the hash of all there is.")
     ] = False,
@@ -51,13 +54,13 @@ def capture(
     try:
         config = capturing.CaptureConfig(
             taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
-            dtype=dtype,  # type: ignore[arg-type]
+            dtype=states_dtype,  # type: ignore[arg-type]
             batch=batch,
             part=part,
         )
     except ValidationError as error:
         first = error.errors()[0]
-        name = {"part": "--shard"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
+        name = {"dtype": "--states-dtype"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
         raise UsageError(f"{name} {first['input']!r}: {first['msg']}.", way_out="See `eyas capture --help`.") from error
     with Drawn() as listener:
         result = capturing.capture(
@@ -65,6 +68,7 @@ def capture(
             loaded,
             out,
             config,
+            engine_python=engine_python,
             text_hashes=capturing.text_hashes(read_manifest(next(iter(paths.values()))), loaded),
             arguments={"verb": "capture", "target": target, "records": records.name, "shard": shard},
             resume=resume,

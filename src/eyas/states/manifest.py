@@ -66,6 +66,8 @@ class Facts(BaseModel):
     taps: tuple[int, ...]
     last: int
     dtype: Dtype
+    computed: str
+    """By what and in which precision, e.g. "transformers float32"."""
     target: TargetFacts
     tokenizer_sha256: str | None
     template_sha256: str | None
