@@ -119,7 +119,7 @@ class Drawn:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens  {task.speed:,.0f} tokens/s"),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens  {task.fields[speed]:,.0f} tokens/s"),
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=common.err, transient=True)
@@ -147,9 +147,10 @@ class Drawn:
         if plan["kept_shards"]:
             table.add_row("there already", f"{plan['kept_shards']} shards, whole")
         common.err.print(table)
-        self._task = self._bar.add_task("capturing", total=plan["tokens"])
+        self._task = self._bar.add_task("capturing", total=plan["tokens"], speed=0.0)
         self._bar.start()
 
     def captured(self, tokens: int) -> None:
         assert self._task is not None
         self._bar.advance(self._task, tokens)
+        self._bar.update(self._task, speed=self._bar.tasks[0].speed or 0.0)

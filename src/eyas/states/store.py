@@ -92,10 +92,10 @@ class StoredStates:
 
     def require(self, target: Target, taps: Sequence[int], records: Sequence[Record] = ()) -> None:
         """Raise unless these are states of ``target``, have the ``taps`` asked for and know all ``records``."""
-        ours, theirs = self.facts.target, target_facts(target)
-        if ours.fingerprint != theirs.fingerprint:
+        if self.facts.target.fingerprint != target.fingerprint():
+            there, here = _told(self.facts.target), _told(target_facts(target))
             raise TargetError(
-                f"{self.folder} holds states of another target: {_told(ours)} there, {_told(theirs)} here.",
+                f"{self.folder} holds states of another target: {there} there, {here} here.",
                 way_out="Name the target they were captured from with --target, or capture again.",
             )
         absent = [t for t in taps if t not in self.facts.stored]
@@ -104,7 +104,7 @@ class StoredStates:
             raise UsageError(
                 f"{self.folder} does not hold tap {', '.join(map(str, absent))}; it holds {stored}.",
                 way_out=f"Pass --taps with some of {stored}, or capture again with --taps "
-                f"{','.join(map(str, stored_taps(taps, self.facts.taps[0])))}.",
+                f"{','.join(map(str, sorted({*taps, *self.facts.taps})))}.",
             )
 
         unknown = [record.id for record in records if record not in self]
