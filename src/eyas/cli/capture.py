@@ -54,7 +54,7 @@ def capture(
     try:
         config = capturing.CaptureConfig(
             taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
-            dtype=states_dtype,  # type: ignore[arg-type]
+            dtype=states_dtype,
             batch=batch,
             part=part,
         )

@@ -42,7 +42,7 @@ def put(shard: dict[str, Tensor], facts: Facts, row: int, record: Record, states
     rows = slice(row, row + record.seq_len)
     shard["input_ids"][rows] = torch.from_numpy(record.input_ids.astype(np.int32))
     shard["loss_mask"][rows] = torch.from_numpy(record.loss_mask.astype(bool))
-    for tap, values in zip(facts.stored, states.split(facts.target.hidden_size, dim=-1), strict=True):
+    for tap, values in zip(facts.stored, torch.split(states, facts.target.hidden_size, dim=-1), strict=True):
         if facts.dtype_of(tap) == FP8:
             shard[f"tap.{tap}"][rows], shard[f"tap.{tap}.scale"][rows] = quantise(values)
         else:
