@@ -85,7 +85,7 @@ def coarse(store: StoredStates) -> taps.Run:
         found = store.run(target, input_ids, lengths, (*tap_list, target.num_layers)).taps
         kept, last = found[..., : -target.hidden_size], found[..., -target.hidden_size :]
         values, scale = quantise(last.flatten(0, 1))
-        return taps.States(kept, target.decoder.norm((values.float() * scale[:, None]).view_as(last)))
+        return taps.States(kept, target.norm((values.float() * scale[:, None]).view_as(last)))
 
     return run
 

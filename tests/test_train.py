@@ -232,7 +232,7 @@ online = taps.run
 def rounded(target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequence[int]) -> taps.States:
     """Online states, passed through bf16 where a store does: every tap, the last before the norm."""
     found = online(target, input_ids, lengths, (*tap_list, target.num_layers)).taps.to(torch.bfloat16).float()
-    return taps.States(found[..., : -target.hidden_size], target.decoder.norm(found[..., -target.hidden_size :]))
+    return taps.States(found[..., : -target.hidden_size], target.norm(found[..., -target.hidden_size :]))
 
 
 @pytest.mark.parametrize("init", ["random", "ridge"])
@@ -254,7 +254,7 @@ def test_offline_never_runs_the_target(tmp_path: Path) -> None:
     stored, usual = captured(tmp_path / "s", texts()), tiny.target("llama")
     hollow = copy.deepcopy(usual.model)
     hollow.model.layers = torch.nn.ModuleList()
-    ends = Target("ends", None, hollow, None, usual.config)
+    ends = Target("ends", None, hollow, None, usual.config, ends_only=True)
     ears, other = Ears(), Ears()
     go(tmp_path / "ends", config(init="ridge"), ears, target=ends, stored=stored)
     go(tmp_path / "full", config(init="ridge"), other, stored=stored)

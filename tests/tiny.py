@@ -12,11 +12,17 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SiglipVisionConfig,
 )
 
 from eyas import starts
@@ -25,10 +31,10 @@ from eyas.records import Record
 from eyas.target import Target
 from eyas.vocab import DraftVocab
 
-KINDS = ("llama", "qwen2", "qwen3", "gemma3")
+KINDS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "deepseek")
 VOCAB = 211
 DRAFT_VOCAB = 97
-WINDOW = 9  # Gemma's sliding window: shorter than any text the tests decode
+WINDOW = 9  # Gemma's and Mistral's sliding window: shorter than any text the tests decode
 MAX_POSITIONS = 256
 
 _SHAPE: dict[str, Any] = {
@@ -52,6 +58,25 @@ def _config(kind: str) -> PreTrainedConfig:
         return Qwen2Config(**_SHAPE, num_hidden_layers=4)
     if kind == "qwen3":
         return Qwen3Config(**_SHAPE, num_hidden_layers=6, head_dim=16, tie_word_embeddings=True)
+    if kind == "mistral":
+        return MistralConfig(**_SHAPE, num_hidden_layers=4, sliding_window=WINDOW)
+    if kind == "deepseek":
+        return DeepseekV3Config(
+            **_SHAPE | {"num_key_value_heads": 4},
+            num_hidden_layers=5,
+            first_k_dense_replace=2,
+            moe_intermediate_size=32,
+            n_routed_experts=4,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            q_lora_rank=24,
+            kv_lora_rank=20,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=12,
+            v_head_dim=16,
+        )
     assert kind == "gemma3", kind
     layers = [
         "sliding_attention",
@@ -72,14 +97,34 @@ def _config(kind: str) -> PreTrainedConfig:
     )
 
 
+def model(kind: str, *, tied: bool | None = None) -> PreTrainedModel:
+    """A seeded random model of one of ``KINDS``, its head tied or not as its config says or as asked."""
+    config = _config(kind)
+    if tied is not None:
+        config.tie_word_embeddings = tied
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(KINDS.index(kind))
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
 @cache
 def target(kind: str = "llama") -> Target:
     """A seeded random target of one of ``KINDS``: fp32, on the CPU, without tokenizer or end token."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(KINDS.index(kind))
-        model = AutoModelForCausalLM.from_config(_config(kind), dtype=torch.float32).eval()
-    model.requires_grad_(False)
-    return Target(f"tiny-{kind}", None, model, None, model.config.get_text_config())
+    made = model(kind)
+    return Target(f"tiny-{kind}", None, made, None, made.config.get_text_config())
+
+
+def wrapped(inner: Target) -> PreTrainedModel:
+    """The weights of ``target("gemma3")`` as the language model of a model that also sees pictures."""
+    vision = SiglipVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    config = Gemma3Config(text_config=inner.config, vision_config=vision, mm_tokens_per_image=1)
+    config.tie_word_embeddings = False
+    made = Gemma3ForConditionalGeneration(config).eval()
+    made.model.language_model.load_state_dict(inner.decoder.state_dict())
+    made.lm_head.load_state_dict(inner.head.state_dict())
+    return made.requires_grad_(False)
 
 
 def ending_at(target: Target, *token_ids: int) -> Target:

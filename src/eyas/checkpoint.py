@@ -332,7 +332,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     own = tensors.get(EMBEDDING)
     drafter = Drafter(shape, words, own.float() if own is not None else target.embedding)
     drafter.load_state_dict({n: t.float() for n, t in tensors.items() if n not in (*MAPS, EMBEDDING)}, strict=True)
-    return drafter.to(target.embedding.device).eval()
+    return drafter.to(target.device).eval()
 
 
 class NotFinite(CheckpointError):

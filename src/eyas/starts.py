@@ -14,6 +14,7 @@ G key/value heads, E head width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -31,21 +32,39 @@ SHARPNESS = 1.5  # self-attention logit in units of sqrt(E) at the ridge start: 
 def config_for(target: Target, tap_list: tuple[int, ...], draft_vocab_size: int) -> DrafterConfig:
     """The usual EAGLE-3 shape: one layer as wide as the target's own, with the target's rope."""
     text = target.config
-    heads = int(text.num_attention_heads)
+    heads, key_value_heads, head_dim = _heads(target)
     return DrafterConfig(
         taps=tap_list,
         target_hidden_size=target.hidden_size,
         hidden_size=target.hidden_size,
         intermediate_size=int(text.intermediate_size),
         num_attention_heads=heads,
-        num_key_value_heads=int(text.num_key_value_heads),
-        head_dim=int(getattr(text, "head_dim", None) or target.hidden_size // heads),
+        num_key_value_heads=key_value_heads,
+        head_dim=head_dim,
         rms_norm_eps=float(text.rms_norm_eps),
         rope_parameters=_rope(text.rope_parameters),
         max_position_embeddings=int(text.max_position_embeddings),
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
     )
+
+
+def _heads(target: Target) -> tuple[int, int, int]:
+    """Query heads, key/value heads and head width of the drafter's attention: the target's own.
+
+    Latent attention (DeepSeek, Kimi) has none that the engines' Llama drafter could take: its ``head_dim`` is only the
+    roped part, and its heads share one latent key. Heads as wide as its values that fill the hidden size, in at most
+    8 groups, are what SpecForge gives such targets (56 heads of 128 in 8 groups: configs/deepseek-v3-671b-eagle3.json)
+    and a width that attention kernels know; hidden size / heads would be 56 there, which they do not.
+    """
+    text = target.config
+    if getattr(text, "kv_lora_rank", None):
+        width = int(text.v_head_dim)
+        heads = target.hidden_size // width
+        return heads, math.gcd(heads, 8), width
+    heads = int(text.num_attention_heads)
+    width = int(getattr(text, "head_dim", None) or target.hidden_size // heads)
+    return heads, int(text.num_key_value_heads), width
 
 
 def _rope(parameters: dict[str, object]) -> dict[str, object]:
@@ -56,7 +75,7 @@ def _rope(parameters: dict[str, object]) -> dict[str, object]:
 
 
 def random(target: Target, config: DrafterConfig, vocab: DraftVocab, seed: int) -> Drafter:
-    """Normal noise of 0.02 everywhere, norms at one, the head included."""
+    """Normal noise of 0.02 everywhere, norms at one, the head included; fp32, on the target's device."""
     drafter = Drafter(config, vocab, target.embedding)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -66,7 +85,7 @@ def random(target: Target, config: DrafterConfig, vocab: DraftVocab, seed: int) 
             else:
                 assert "norm" in name
                 parameter.fill_(1.0)
-    return drafter
+    return drafter.to(target.device)
 
 
 @torch.no_grad()
@@ -85,10 +104,11 @@ def sample_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the regression, from (input_ids, lengths, loss_mask) batches.
 
-    Taps [M, C*D], fed ids [M], last states [M, D].
+    Taps [M, C*D], fed ids [M], last states [M, D]: fp32 whatever the target's precision, on its device.
     """
     tapped, fed, after = [], [], []
-    for input_ids, lengths, loss_mask in batches:
+    for batch in batches:
+        input_ids, lengths, loss_mask = (tensor.to(target.device) for tensor in batch)
         states = run(target, input_ids, lengths, tap_list)
         slots = objective.trained_slots(loss_mask, 1)
         rows, columns = slots.valid[:, :, 0].nonzero(as_tuple=True)
@@ -96,7 +116,7 @@ def sample_rows(
         tapped.append(states.taps[rows, t])
         fed.append(input_ids[rows, t + 1])
         after.append(states.last[rows, t + 1])
-    return torch.cat(tapped), torch.cat(fed), torch.cat(after)
+    return torch.cat(tapped).float(), torch.cat(fed), torch.cat(after).float()
 
 
 @torch.no_grad()
@@ -127,7 +147,7 @@ def ridge(
     _heads_look_at_themselves(drafter, torch.cat((embedded, _hidden(drafter, tapped)), dim=1).double(), seed)
     drafter.midlayer.mlp.down_proj.weight.zero_()
     drafter.norm.weight.copy_(gain)
-    drafter.lm_head.weight.copy_(target.head.weight[vocab.ids])
+    drafter.lm_head.weight.copy_(target.head_weight[vocab.ids])
     return drafter
 
 
@@ -179,7 +199,7 @@ def _heads_look_at_themselves(drafter: Drafter, mixed: Tensor, seed: int) -> Non
     attention = drafter.midlayer.self_attn
     for group in range(G):
         noise = torch.randn(mixed.shape[1], E, generator=generator, dtype=torch.float64)
-        directions = torch.linalg.qr(noise).Q.T  # [E, 2H], orthonormal rows
+        directions = torch.linalg.qr(noise).Q.T.to(mixed.device)  # [E, 2H], orthonormal rows
         key = (directions @ whiten).to(attention.k_proj.weight.dtype)
         attention.k_proj.weight[group * E : (group + 1) * E] = key
         for head in range(group * N // G, group * N // G + _self_heads(config)):

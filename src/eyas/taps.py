@@ -54,6 +54,7 @@ class TapReader:
 
     def __init__(self, target: Target, taps: Sequence[int]) -> None:
         self.taps = validate(taps, target.num_layers)
+        self._device = target.device
         self._kept: dict[int, Tensor] = {}
         self._handles = []
         layers: nn.ModuleList = target.decoder.layers  # type: ignore[assignment]
@@ -70,9 +71,9 @@ class TapReader:
         return keep
 
     def take(self) -> Tensor:
-        """The taps of the latest pass, concatenated in ascending order: [B, T, C*D]."""
+        """The taps of the latest pass, concatenated in ascending order: [B, T, C*D] on the target's device."""
         assert len(self._kept) == len(self.taps), "take() before a forward pass"
-        taken = torch.cat([self._kept[t] for t in self.taps], dim=-1)
+        taken = torch.cat([self._kept[t].to(self._device) for t in self.taps], dim=-1)  # layers may be spread out
         self._kept.clear()
         return taken
 
@@ -92,7 +93,7 @@ def reading(target: Target, taps: Sequence[int]) -> Iterator[TapReader]:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What a target says about one batch: ``taps`` [B, T, C*D] and the final-normed state ``last`` [B, T, D]."""
+    """What a target says of one batch, on its device: ``taps`` [B, T, C*D], final-normed ``last`` [B, T, D]."""
 
     taps: Tensor
     last: Tensor
@@ -101,10 +102,11 @@ class States:
 @torch.no_grad()
 def run(target: Target, input_ids: Tensor, lengths: Tensor, taps: Sequence[int]) -> States:
     """One pass over right-padded ``input_ids`` [B, T]; rows past ``lengths`` [B] hold nothing meaningful."""
+    input_ids, lengths = input_ids.to(target.device), lengths.to(target.device)
     mask = torch.arange(input_ids.shape[1], device=input_ids.device)[None] < lengths[:, None]
     with reading(target, taps) as reader:
         last = target.decoder(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).last_hidden_state
-        return States(reader.take(), last)
+        return States(reader.take(), last.to(target.device))
 
 
 Run = Callable[[Target, Tensor, Tensor, Sequence[int]], States]

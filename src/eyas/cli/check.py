@@ -16,6 +16,10 @@ def check(
         str, typer.Argument(metavar="CHECKPOINT", help="A drafter: a name (smollm2-eagle3) or a folder.")
     ],
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     records: Annotated[
         Path | None,
         typer.Option("--records", "-r", help="Held-out records; default: those in the checkpoint."),
@@ -52,12 +56,13 @@ def check(
             f"{checkpoint} carries no held-out records.",
             way_out="Pass --records FILE, made by `eyas prepare`.",
         )
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     chosen = list(reading.fit(reading.read(file, vocab_size=loaded.vocab_size, limit=limit), loaded.max_positions))
     arguments = {
         "verb": "check",
         "checkpoint": checkpoint,
         "target": target,
+        "dtype": dtype,
         "records": file.name,
         "limit": limit,
     }

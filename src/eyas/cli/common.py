@@ -28,7 +28,21 @@ out = Console()
 err = Console(stderr=True)
 
 TargetOption = Annotated[
-    str, typer.Option("--target", "-t", help="Target: a name (smollm2), a folder, a GGUF file or a hub id.")
+    str,
+    typer.Option("--target", "-t", help="Target: a name (smollm2, gemma3-270m), a folder, a GGUF file or a hub id."),
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="Precision of the target: fp32, bf16 or fp16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where target and drafter run: cpu, cuda, cuda:1 or mps.")]
+DeviceMapOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        help="Instead of --device: spread the target over devices (accelerate): "
+        "auto, balanced, balanced_low_0 or sequential.",
+    ),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the target. Read it first.")
 ]
 DrafterOption = Annotated[str, typer.Option("--drafter", "-d", help="Drafter: a name (smollm2-eagle3) or a folder.")]
 JsonOption = Annotated[
@@ -50,12 +64,52 @@ def quiet_threads() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def load_target(spec: str) -> Target:
+def load_target(
+    spec: str,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+) -> Target:
     """The target, with a word while it loads."""
-    from eyas import target
+    from eyas import placement, target
 
+    precision = placement.dtype(dtype)
+    placement.require(device, device_map)
+    say_first_load(spec)
+    if dtype != "fp32":
+        note(
+            f"{dtype}: where two tokens are all but equally good, which one wins depends on rounding and on how many "
+            "rows a pass has, so texts and hits may differ there from those of fp32."
+        )
     with err.status(f"loading target {spec} …"):
-        return target.load(spec)
+        return target.load(
+            spec, dtype=precision, device=device, device_map=device_map, trust_remote_code=trust_remote_code
+        )
+
+
+def load_ends(spec: str, dtype: str = "fp32", device: str = "cpu", trust_remote_code: bool = False) -> Target:
+    """The target without its decoder layers: all that stored states leave to it."""
+    from eyas import placement, target
+
+    precision = placement.dtype(dtype)
+    placement.require(device, None)
+    say_first_load(spec)
+    with err.status(f"loading embedding, norm and head of {spec} …"):
+        return target.load_ends(spec, dtype=precision, device=device, trust_remote_code=trust_remote_code)
+
+
+def say_first_load(spec: str) -> None:
+    """What loading this target costs the first time, before it does."""
+    from eyas import resolve
+
+    if cost := resolve.first_load(spec):
+        note(f"the first time {spec} is used, {cost}")
+
+
+def note(text: str) -> None:
+    """A line on standard error that is no error."""
+    err.print(Text.assemble(("note   ", "bold yellow"), text), soft_wrap=True)
 
 
 def write_result(value: object, where: Path | None) -> None:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads standard input.")],
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
     plain: Annotated[bool, typer.Option("--plain", help="Without a drafter.")] = False,
     draft_tokens: Annotated[
@@ -33,15 +37,16 @@ def generate(
     """Answer a prompt greedily; with a drafter, tokens it drafted and the target kept are green."""
     common.quiet_threads()
     from eyas import checkpoint, resolve
-    from eyas.errors import TargetError
     from eyas.records import Renderer
+    from eyas.target import no_tokenizer
 
     question = sys.stdin.read() if prompt == "-" else prompt
-    loaded = common.load_target(target)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     if loaded.tokenizer is None:
-        raise TargetError(
-            f"Target {target!r} has no tokenizer files.", way_out="Put tokenizer.json beside its weights."
-        )
+        raise no_tokenizer(target)
+    if not raw and not loaded.tokenizer.chat_template:
+        common.note(f"{target} has no chat template: the prompt is taken as it is, as text to go on with (--raw).")
+        raw = True
     if raw:
         prompt_ids = list(loaded.tokenizer(question)["input_ids"])
     else:

@@ -19,6 +19,7 @@ def prepare(
         Path, typer.Option("--out", "-o", help="Folder to write: train.jsonl, heldout.jsonl, manifest.json.")
     ],
     target: common.TargetOption = "smollm2",
+    trust_remote_code: common.TrustOption = False,
     held_out: Annotated[float, typer.Option(help="Share of prompts held out, by hash.")] = 0.05,
     template: Annotated[
         Path | None, typer.Option(help="A jinja chat template to use instead of the tokenizer's.")
@@ -39,8 +40,9 @@ def prepare(
 
     if raw and template:
         raise UsageError("--raw and --template exclude each other.", way_out="Pass one of them.")
+    common.say_first_load(target)
     with common.err.status(f"loading the tokenizer of {target} …"):
-        side = targets.load_text_side(target)
+        side = targets.load_text_side(target, trust_remote_code=trust_remote_code)
     text = RAW_TEMPLATE if raw else _read_template(template)
     renderer = Renderer(side.tokenizer, side.eos_ids, text)
     arguments = {

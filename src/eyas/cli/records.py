@@ -13,6 +13,7 @@ def records(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Records as JSON lines (.gz too).")],
     show: Annotated[int, typer.Option("--show", "-n", help="How many to print.")] = 1,
     target: common.TargetOption = "smollm2",
+    trust_remote_code: common.TrustOption = False,
 ) -> None:
     """Print records with their mask in colour: what is supervised is green and bold."""
     common.quiet_threads()
@@ -20,7 +21,7 @@ def records(
     from eyas import target as targets
 
     with common.err.status(f"loading the tokenizer of {target} …"):
-        side = targets.load_text_side(target)
+        side = targets.load_text_side(target, trust_remote_code=trust_remote_code)
     for record in reading.read(file, vocab_size=side.vocab_size, limit=show):
         common.out.rule(f"{record.id}  {record.source}  {record.seq_len} tokens, {record.n_response_tokens} supervised")
         common.out.print(_coloured(record, side.tokenizer), soft_wrap=True)

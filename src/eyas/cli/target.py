@@ -10,14 +10,24 @@ from eyas.cli import common
 
 def target(
     spec: Annotated[str, typer.Argument(metavar="TARGET", help="A name (smollm2), a folder, a GGUF file or a hub id.")],
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     json: common.JsonOption = None,
 ) -> None:
-    """Say what a target is and where it lies; fetch and unpack it if it is a known name."""
+    """Say what a target is, where it lies and what it takes; fetch and unpack it if it is a known name."""
     common.quiet_threads()
+    from eyas import placement
     from eyas import target as targets
 
-    with common.err.status(f"looking at {spec} … (the first time it may be fetched and dequantised)"):
-        found = targets.describe(spec)
+    precision = placement.dtype(dtype)
+    placement.require(device, device_map)
+    common.say_first_load(spec)
+    with common.err.status(f"looking at {spec} …"):
+        found = targets.describe(
+            spec, dtype=precision, device=device, device_map=device_map, trust_remote_code=trust_remote_code
+        )
     common.write_result(found, json)
     table = Table(show_header=False, box=None)
     for key, value in found.items():

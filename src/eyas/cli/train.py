@@ -25,6 +25,10 @@ def train(
         typer.Option(help="Store written by `eyas capture`: its records (with --records only those), no target pass."),
     ] = None,
     target: common.TargetOption = "smollm2",
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
+    trust_remote_code: common.TrustOption = False,
     held_out: Annotated[
         Path | None, typer.Option(help="Held-out records; default: heldout.jsonl beside the train file.")
     ] = None,
@@ -68,7 +72,15 @@ def train(
     if keep_states and states is not None:
         raise UsageError("--keep-states and --states exclude each other.", way_out="Pass one of them.")
     stored = StoredStates(states) if states is not None else None
-    loaded = common.load_target(target)
+    if stored is None:
+        loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+    elif device_map is None:
+        loaded = common.load_ends(target, dtype, device, trust_remote_code)
+    else:
+        raise UsageError(
+            "--states needs no more of the target than its ends, which --device-map cannot spread.",
+            way_out="Pass --device.",
+        )
     usual = list(stored.facts.taps) if stored is not None else default_taps(loaded.num_layers)
     try:
         config = training.TrainConfig(
@@ -106,6 +118,7 @@ def train(
             provenance_arguments={
                 "verb": "train",
                 "target": target,
+                "dtype": dtype,
                 "records": records.name if records is not None else None,
                 "states": states.name if states is not None else None,
             },

@@ -87,6 +87,7 @@ class TargetCache:
 
     def __init__(self, target: Target) -> None:
         self._decoder = target.decoder
+        self._device = target.device
         self._cache = DynamicCache()
         self._cache.layer_class_to_replicate = GrowingLayer
         self._keyword = cache_keyword(target.decoder)
@@ -96,9 +97,9 @@ class TargetCache:
         return int(self._cache.get_seq_length())
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Feed the tokens [1, S] that follow those held -> final-normed states [1, S, D]."""
+        """Feed the tokens [1, S] that follow those held -> final-normed states [1, S, D] on the target's device."""
         fed: dict[str, Any] = {"input_ids": input_ids, "use_cache": True, self._keyword: self._cache}
-        return self._decoder(**fed).last_hidden_state  # type: ignore[no-any-return]
+        return self._decoder(**fed).last_hidden_state.to(self._device)  # type: ignore[no-any-return]
 
     def truncate(self, length: int) -> None:
         for layer in self._cache.layers:
@@ -113,4 +114,4 @@ def cache_keyword(decoder: nn.Module) -> str:
 
 def as_row(token_ids: list[int], target: Target) -> Tensor:
     """Ids as a batch of one [1, S] where the target lives."""
-    return torch.tensor([token_ids], dtype=torch.int64, device=target.embedding.device)
+    return torch.tensor([token_ids], dtype=torch.int64, device=target.device)

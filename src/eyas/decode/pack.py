@@ -69,8 +69,8 @@ def packed(target: Target, drafter: Drafter | None = None) -> Iterator[Packing]:
 def unsuited(target: Target) -> str | None:
     """Why this target cannot run packed here, or None."""
     weight = target.head.weight
-    if weight.device.type != "cpu":
-        return f"the target is on {weight.device.type}, packing is for the CPU"
+    if target.device.type != "cpu":
+        return f"the target is on {target.device.type}, packing is for the CPU"
     if weight.dtype != torch.float32:
         return f"the target is {str(weight.dtype).removeprefix('torch.')}, packing is for float32"
     built_in = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -31,7 +31,6 @@ from eyas.states.manifest import (
     is_whole,
     part_name,
     read_manifest,
-    stored_taps,
     target_facts,
 )
 from eyas.taps import States
@@ -126,16 +125,15 @@ class StoredStates:
         Of the target only the final norm is used. Rows past ``lengths`` [B] are zero.
         """
         self.require(target, taps)
-        like = target.embedding
+        dtype = target.embedding.dtype
         read = [
-            self._read(row[:n].cpu().numpy().astype(np.int32), taps, like.dtype)
+            self._read(row[:n].cpu().numpy().astype(np.int32), taps, dtype)
             for row, n in zip(input_ids, lengths.tolist(), strict=True)
         ]
         tapped, deepest = (
-            pad_sequence(list(rows), batch_first=True).to(like.device) for rows in zip(*read, strict=True)
+            pad_sequence(list(rows), batch_first=True).to(target.device) for rows in zip(*read, strict=True)
         )
-        norm: torch.nn.Module = target.decoder.norm  # type: ignore[assignment]
-        return States(tapped, norm(deepest))
+        return States(tapped, target.norm(deepest).to(target.device))
 
     def _read(self, ids: np.ndarray, taps: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Taps [T, C*D] and tap n [T, D] of the record with these ids."""

@@ -119,7 +119,7 @@ class Run:
     def _restore(self, saved: state.Saved) -> None:
         saved.require_same(self.config, self._identity())
         self.total_steps, self.progress = saved.total_steps, saved.progress
-        self.drafter = self._head_frozen(saved.drafter(self.target.embedding))
+        self.drafter = self._head_frozen(saved.drafter(self.target.embedding).to(self.target.device))
         self.optimiser = self._optimiser()
         saved.restore(self.optimiser)
         self._saved_step = self.progress.step
