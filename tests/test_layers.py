@@ -21,7 +21,7 @@ FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
 ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal"}
 ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
-ROW_2 |= {"drafter", "checkpoint"}
+ROW_2 |= {"states", "drafter", "checkpoint"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "unpack": FACTS | ROW_1,
     "target": FACTS | ROW_1 | {"placement", "unpack"},
     "taps": FACTS | ROW_1 | {"target"},
+    "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},
     "drafter": FACTS | ROW_1 | {"vocab"},
     "checkpoint": FACTS | ROW_1 | {"drafter", "vocab", "target"},
     "objective": BELOW_3,
@@ -63,10 +64,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "check": BELOW_3 | {"curve"},
+    "engines": FACTS | ROW_1,
+    "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},
     "bench": FACTS | ROW_1,
 }
-NO_TORCH = FACTS | ROW_1 | {"bench"}
+NO_TORCH = FACTS | ROW_1 | {"bench", "engines"}
 LATE_IMPORTS = {"cli", "__init__"}
 
 

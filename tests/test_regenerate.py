@@ -23,8 +23,8 @@ from eyas.decode.plain import plain
 from eyas.endpoint import Endpoint
 from eyas.errors import EnvironmentFault, InputError, UsageError
 from eyas.journal import NAME
-from eyas.render import Renderer
 from eyas.regenerate import Answered, Asked, Plan, Progress, record_from_answer, regenerate
+from eyas.render import Renderer
 from servers import Exchange, completion, serving
 
 END = 257

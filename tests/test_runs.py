@@ -18,7 +18,6 @@ import folders
 from eyas import fetch
 from eyas import target as targets
 from eyas.answerers import InProcess
-from eyas.errors import InputError, UsageError
 from eyas.render import Renderer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,12 +29,13 @@ from torch import Tensor
 import tiny
 from eyas import batches, checkpoint, curve, files, objective, taps
 from eyas import train as training
-from eyas.errors import Interrupted, RecordsError, UsageError
+from eyas.errors import InputError, Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.target import Target
 from eyas.train import Point, Progress, Run, Silent, TrainConfig, run, state, train
 from eyas.train.memory import StatesInMemory
 from eyas.train.parallel import Workers
+from stores import captured
 
 HERE = Path(__file__).parent
 torch.set_num_threads(1)
@@ -221,7 +222,7 @@ def test_kept_states_spare_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = batches.collate(texts(), (0, 1)), batches.collate(texts(), (1, 0))
     wanted = taps.run(target, second.input_ids, second.lengths, TAPS)
     memory.run(target, first.input_ids, first.lengths, TAPS)
-    monkeypatch.setattr(taps, "run", None)
+    monkeypatch.setattr(memory, "_source", None)
     found = memory.run(target, second.input_ids, second.lengths, TAPS)
     for row, length in enumerate(second.lengths.tolist()):
         for ours, theirs in ((found.taps, wanted.taps), (found.last, wanted.last)):
@@ -294,6 +295,63 @@ def test_a_batch_too_small_to_share_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Workers, "count", 4)
     with pytest.raises(UsageError, match="batch of 2 cannot be split over 4"):
         go(tmp_path / "d")
+
+
+online = taps.run
+
+
+def rounded(target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequence[int]) -> taps.States:
+    """Online states, passed through bf16 where a store does: every tap, the last before the norm."""
+    found = online(target, input_ids, lengths, (*tap_list, target.num_layers)).taps.to(torch.bfloat16).float()
+    return taps.States(found[..., : -target.hidden_size], target.norm(found[..., -target.hidden_size :]))
+
+
+@pytest.mark.parametrize("init", ["random", "ridge"])
+def test_offline_is_online_passed_through_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str) -> None:
+    """The same batches, losses, measurements and weights. Only what the batch's padding rounds otherwise may differ."""
+    stored, asked = captured(tmp_path / "s", texts()), config(init=init)
+    ears, other, exact = Ears(), Ears(), Ears()
+    go(tmp_path / "offline", asked, ears, stored=stored)
+    go(tmp_path / "exact", asked, exact)
+    monkeypatch.setattr(taps, "run", rounded)
+    go(tmp_path / "online", asked, other)
+    assert ears.losses == pytest.approx(other.losses, abs=1e-5)
+    assert [p.value for p, _ in ears.points] == [p.value for p, _ in other.points]
+    assert apart(tmp_path / "offline", tmp_path / "online") < 1e-3
+    assert exact.losses != pytest.approx(other.losses, abs=1e-5)  # rounding is seen at that scale
+
+
+def test_offline_never_runs_the_target(tmp_path: Path) -> None:
+    stored, usual = captured(tmp_path / "s", texts()), tiny.target("llama")
+    hollow = copy.deepcopy(usual.model)
+    hollow.model.layers = torch.nn.ModuleList()
+    ends = Target("ends", None, hollow, None, usual.config, ends_only=True)
+    ears, other = Ears(), Ears()
+    go(tmp_path / "ends", config(init="ridge"), ears, target=ends, stored=stored)
+    go(tmp_path / "full", config(init="ridge"), other, stored=stored)
+    assert ears.losses == other.losses
+    assert apart(tmp_path / "ends", tmp_path / "full") == 0
+
+
+def test_offline_is_resumed_with_the_same_states(tmp_path: Path) -> None:
+    stored = captured(tmp_path / "s", texts())
+    with pytest.raises(Interrupted):
+        go(tmp_path / "d", ears=Ears(5, KeyboardInterrupt()), stored=stored)
+    coarse = captured(tmp_path / "t", texts(), dtype="fp8")
+    for other in (None, coarse):
+        with pytest.raises(UsageError, match="states are not those of the interrupted run"):
+            go(tmp_path / "d", resume=True, stored=other)
+    go(tmp_path / "d", resume=True, stored=stored)
+    go(tmp_path / "whole", stored=stored)
+    assert apart(tmp_path / "whole", tmp_path / "d") < SAME
+
+
+def test_records_without_states_are_refused_at_once(tmp_path: Path) -> None:
+    stored = captured(tmp_path / "s", texts()[:4])
+    with pytest.raises(InputError, match="records are not in"):
+        go(tmp_path / "d", stored=stored)
+    with pytest.raises(UsageError, match="does not hold tap 3"):
+        go(tmp_path / "d", config(taps=(1, 3)), stored=captured(tmp_path / "t", texts()))
 
 
 # -- starts ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ _HOMES = {
     "Finding": "results",
     "Record": "records",
     "Renderer": "render",
+    "StoredStates": "states",
     "Target": "target",
     "TrainConfig": "train",
     "check": "check",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,16 @@ def _integers(value: object, where: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None) -> list[Record]:
-    """Records of a JSON-lines file (``.gz`` too). Raises RecordsError naming the line; an empty file is an error."""
-    found: list[Record] = []
+def stream(path: Path, *, vocab_size: int | None = None) -> Iterator[Record]:
+    """Records of a JSON-lines file (``.gz`` too), one by one. Raises RecordsError naming the line."""
     for number, line in files.read_lines(path):
-        if limit is not None and len(found) >= limit:
-            break
         if line.strip():
-            row = files.parse_json_line(path, number, line)
-            found.append(record_of(row, f"{path}, line {number}", vocab_size))
+            yield record_of(files.parse_json_line(path, number, line), f"{path}, line {number}", vocab_size)
+
+
+def read(path: Path, *, vocab_size: int | None = None, limit: int | None = None) -> list[Record]:
+    """The first ``limit`` records of a file, or all. As ``stream``; an empty file is an error."""
+    found = list(islice(stream(path, vocab_size=vocab_size), limit))
     if not found:
         raise RecordsError(f"{path} holds no records.", way_out="Run `eyas prepare` on conversations first.")
     return found

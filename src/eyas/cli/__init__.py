@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, check, common, demo, generate, prepare, records, target, train
+from eyas.cli import bench, capture, check, common, demo, generate, prepare, records, target, train
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ for module, verb in (
     (target, "target"),
     (prepare, "prepare"),
     (records, "records"),
+    (capture, "capture"),
     (train, "train"),
     (check, "check"),
     (generate, "generate"),

@@ -88,6 +88,17 @@ def load_target(
         )
 
 
+def load_ends(spec: str, dtype: str = "fp32", device: str = "cpu", trust_remote_code: bool = False) -> Target:
+    """The target without its decoder layers: all that stored states leave to it."""
+    from eyas import placement, target
+
+    precision = placement.dtype(dtype)
+    placement.require(device, None)
+    say_first_load(spec)
+    with err.status(f"loading embedding, norm and head of {spec} …"):
+        return target.load_ends(spec, dtype=precision, device=device, trust_remote_code=trust_remote_code)
+
+
 def say_first_load(spec: str) -> None:
     """What loading this target costs the first time, before it does."""
     from eyas import resolve

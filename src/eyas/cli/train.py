@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -9,12 +9,21 @@ from rich.table import Table
 
 from eyas.cli import common
 
+if TYPE_CHECKING:
+    from eyas.records import Record
+    from eyas.states import StoredStates
+    from eyas.target import Target
+
 
 def train(
-    records: Annotated[
-        Path, typer.Option("--records", "-r", help="Folder written by `eyas prepare`, or its train file.")
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the best checkpoint; OUT.run keeps the run.")],
+    records: Annotated[
+        Path | None, typer.Option("--records", "-r", help="Folder written by `eyas prepare`, or its train file.")
+    ] = None,
+    states: Annotated[
+        Path | None,
+        typer.Option(help="Store written by `eyas capture`: its records (with --records only those), no target pass."),
+    ] = None,
     target: common.TargetOption = "smollm2",
     dtype: common.DtypeOption = "fp32",
     device: common.DeviceOption = "cpu",
@@ -54,19 +63,30 @@ def train(
     common.quiet_threads()
     from pydantic import ValidationError
 
-    from eyas import records as reading
     from eyas import train as training
     from eyas.errors import UsageError
-    from eyas.prepare import HELD_OUT, TRAIN, read_manifest
     from eyas.resolve import drafter
+    from eyas.states import StoredStates
     from eyas.target import default_taps
 
-    train_file = records / TRAIN if records.is_dir() else records
-    held_file = held_out or train_file.with_name(HELD_OUT)
-    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+    if records is None and states is None:
+        raise UsageError("Nothing to train on.", way_out="Pass --records, written by `eyas prepare`, or --states.")
+    if keep_states and states is not None:
+        raise UsageError("--keep-states and --states exclude each other.", way_out="Pass one of them.")
+    stored = StoredStates(states) if states is not None else None
+    if stored is None:
+        loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+    elif device_map is None:
+        loaded = common.load_ends(target, dtype, device, trust_remote_code)
+    else:
+        raise UsageError(
+            "--states needs no more of the target than its ends, which --device-map cannot spread.",
+            way_out="Pass --device.",
+        )
+    usual = list(stored.facts.taps) if stored is not None else default_taps(loaded.num_layers)
     try:
         config = training.TrainConfig(
-            taps=parse_taps(taps) if taps else tuple(default_taps(loaded.num_layers)),
+            taps=parse_taps(taps) if taps else tuple(usual),
             init=init if init in ("ridge", "random") else str(drafter(init)),
             draft_vocab=draft_vocab,
             ridge_tokens=ridge_tokens,
@@ -90,12 +110,7 @@ def train(
         name = "--" + str(first["loc"][0]).replace("_", "-")
         raise UsageError(f"{name} {first['input']!r}: {first['msg']}.", way_out="See `eyas train --help`.") from error
     with common.err.status("reading records …"):
-        chosen, held = (
-            list(reading.fit(reading.read(f, vocab_size=loaded.vocab_size), loaded.max_positions))
-            for f in (train_file, held_file)
-        )
-    manifest = read_manifest(train_file)
-    facts: dict[str, Any] = {k: manifest[k] for k in ("template_sha256", "tokenizer_sha256") if k in manifest}
+        chosen, held, facts = read_records(records, held_out, loaded, stored)
     with Drawn() as listener:
         progress = training.train(
             config,
@@ -104,7 +119,14 @@ def train(
             held,
             out,
             facts=facts,
-            provenance_arguments={"verb": "train", "target": target, "dtype": dtype, "records": train_file.name},
+            provenance_arguments={
+                "verb": "train",
+                "target": target,
+                "dtype": dtype,
+                "records": records.name if records is not None else None,
+                "states": states.name if states is not None else None,
+            },
+            stored=stored,
             resume=resume,
             overwrite=overwrite,
             listener=listener,
@@ -124,6 +146,47 @@ def train(
         common.console_for(json).print(
             f"[bold]best: accept length {best.value:.3f} at step {best.step}[/], in {out}", highlight=False
         )
+
+
+def read_records(
+    records: Path | None, held_out: Path | None, target: Target, stored: StoredStates | None
+) -> tuple[list[Record], list[Record], dict[str, Any]]:
+    """Records to train and to measure on, and the facts their manifest knows: of files, of a store, or of both."""
+    from eyas import records as reading
+    from eyas.errors import RecordsError
+    from eyas.prepare import HELD_OUT, TRAIN, read_manifest
+    from eyas.states import HELD_OUT as HELD_OUT_SPLIT
+    from eyas.states import TRAIN as TRAIN_SPLIT
+
+    def of_file(file: Path) -> list[Record]:
+        found = list(reading.fit(reading.read(file, vocab_size=target.vocab_size), target.max_positions))
+        known = [r for r in found if stored is None or r in stored]
+        if not known:
+            raise RecordsError(
+                f"None of the records of {file} is in {stored.folder if stored else ''}.",
+                way_out=("Capture the states of these records, or leave --records out."),
+            )
+        if len(known) < len(found):
+            common.err.print(f"{len(found) - len(known)} of {len(found)} records of {file} have no states: left out")
+        return known
+
+    keys = ("template_sha256", "tokenizer_sha256")
+    facts: dict[str, Any] = {}
+    if stored is not None:
+        facts = {k: v for k in keys if (v := getattr(stored.facts, k)) is not None}
+    if records is None:
+        assert stored is not None
+        chosen = stored.records(TRAIN_SPLIT)
+        if not chosen:
+            raise RecordsError(
+                f"{stored.folder} holds no records to train on, only held-out ones.",
+                way_out="Capture the whole folder that `eyas prepare` wrote.",
+            )
+        return chosen, of_file(held_out) if held_out else stored.records(HELD_OUT_SPLIT), facts
+    train_file = records / TRAIN if records.is_dir() else records
+    manifest = read_manifest(train_file)
+    facts |= {k: manifest[k] for k in keys if k in manifest}
+    return of_file(train_file), of_file(held_out or train_file.with_name(HELD_OUT)), facts
 
 
 def parse_taps(text: str) -> tuple[int, ...]:

@@ -12,21 +12,22 @@ from eyas.target import Target
 
 
 class StatesInMemory:
-    """``run`` is ``taps.run`` that remembers texts by their ids, in ``dtype``, with the target's greedy tokens.
+    """``run`` is ``source`` (``taps.run``, or a store's) that remembers texts by their ids, in ``dtype``, with the target's greedy tokens.
 
     A text passes through ``dtype`` the first time already, so that a resumed run, whose memory is empty, computes what
     the undisturbed one did, up to the rounding of a batch padded otherwise.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, source: taps.Run | None = None) -> None:
         self.dtype = dtype
+        self._source = source or taps.run
         self._kept: dict[bytes, tuple[Tensor, Tensor, Tensor]] = {}
 
     def run(self, target: Target, input_ids: Tensor, lengths: Tensor, tap_list: Sequence[int]) -> taps.States:
         sizes = lengths.tolist()
         keys = [ids[:n].cpu().numpy().tobytes() for ids, n in zip(input_ids, sizes, strict=True)]
         if not all(key in self._kept for key in keys):
-            states = taps.run(target, input_ids, lengths, tap_list)
+            states = self._source(target, input_ids, lengths, tap_list)
             for row, (key, n) in enumerate(zip(keys, sizes, strict=True)):
                 tapped, last = (part[row, :n].to(self.dtype).clone() for part in (states.taps, states.last))
                 truth = objective.greedy(target, last.to(states.last.dtype))

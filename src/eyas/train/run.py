@@ -24,6 +24,7 @@ from eyas import batches, checkpoint, curve, files, objective, starts, taps, voc
 from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
+from eyas.states import StoredStates
 from eyas.target import Target
 from eyas.train import state
 from eyas.train.config import Listener, Progress, Silent, TrainConfig
@@ -57,11 +58,12 @@ def train(
     *,
     facts: dict[str, Any] | None = None,
     provenance_arguments: dict[str, object] | None = None,
+    stored: StoredStates | None = None,
     resume: bool = False,
     overwrite: bool = False,
     listener: Listener | None = None,
 ) -> Progress:
-    """Train a drafter for ``target`` and leave the best one, by held-out accept length, in ``out``."""
+    """Train a drafter and leave the best, by held-out accept length, in ``out``; ``stored`` states spare the target."""
     if not held_out:
         raise RecordsError("No held-out records to measure on.", way_out="Prepare with a held-out share above zero.")
     run_folder = out.with_name(out.name + ".run")
@@ -70,7 +72,8 @@ def train(
     workers = Workers(target.embedding.device)
     workers.require_rows(config.batch)
     with files.only_writer(run_folder) if workers.first else nullcontext():
-        run = Run(config, target, records, held_out, out, run_folder, facts or {}, provenance_arguments or {}, workers)
+        facts, arguments = facts or {}, provenance_arguments or {}
+        run = Run(config, target, records, held_out, out, run_folder, facts, arguments, stored, workers)
         run.begin(resume=resume, overwrite=overwrite)
         listener = listener if listener and workers.first else Silent()
         listener.starting(run.total_steps, run.plan())
@@ -91,11 +94,10 @@ class Run:
         folder: Path,
         facts: dict[str, Any],
         arguments: dict[str, object],
+        stored: StoredStates | None = None,
         workers: Workers | None = None,
     ) -> None:
-        self.config = config
-        self.target = target
-        self.records = records
+        self.config, self.target, self.records = config, target, records
         self.held_out = held_out[: config.measure_records]
         self.folder = folder
         self.workers = workers or Workers(target.embedding.device)
@@ -109,9 +111,13 @@ class Run:
         self.progress = Progress()
         self._whole = True  # weights, optimiser and count agree: not so in the middle of a step
         self._saved_step: int | None = None
+        self.stored = stored
+        source = stored.run if stored else taps.run
         keep = config.keep_states
-        self._run: taps.Run = StatesInMemory(torch.bfloat16).run if keep else taps.run
-        self._run_held_out: taps.Run = StatesInMemory(torch.float32).run if keep else taps.run
+        self._run: taps.Run = StatesInMemory(torch.bfloat16, source).run if keep else source
+        self._run_held_out: taps.Run = StatesInMemory(torch.float32, source).run if keep else source
+        if stored:
+            stored.require(target, self.tap_list, (*records, *self.held_out))
 
     # -- start and resume -------------------------------------------------------------------------------------
 
@@ -339,6 +345,7 @@ class Run:
             "records": digest(self.records),
             "held-out records": digest(self.held_out),
             "target": self.target.fingerprint(),
+            "states": self.stored.identity if self.stored else "not stored",
         }
 
     def plan(self) -> dict[str, Any]:
