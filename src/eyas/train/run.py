@@ -22,11 +22,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from eyas import batches, checkpoint, curve, files, objective, provenance, starts, taps, vocab
 from eyas.contract import Contract, declared
+from eyas.dialects import sglang
 from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.target import Target
-from eyas.train import state
+from eyas.train import noise, state
 from eyas.train.config import Listener, Point, Progress, Silent, TrainConfig
 from eyas.train.memory import StatesInMemory
 
@@ -123,7 +124,7 @@ class Run:
 
     def _start(self) -> Drafter:
         config = self.config
-        if config.init not in ("ridge", "random"):
+        if config.init not in starts.STARTS:
             found = checkpoint.read(Path(config.init))
             drafter = checkpoint.load(found, self.target).train()
             if drafter.config.taps != self.tap_list:
@@ -131,18 +132,14 @@ class Run:
                     f"{config.init} was trained on taps {list(drafter.config.taps)}, not {list(self.tap_list)}.",
                     way_out=f"Pass --taps {','.join(map(str, drafter.config.taps))}.",
                 )
+            config.require_shape(drafter.config)
             drafter.requires_grad_(True)
             self._rescale(drafter)
             return self._head_frozen(drafter)
         words = vocab.by_frequency(batches.token_counts(self.records, self.target.vocab_size), config.draft_vocab)
-        shape = starts.config_for(self.target, self.tap_list, len(words))
+        shape = starts.config_for(self.target, self.tap_list, len(words), **config.choices())
         rows = starts.sample_rows(self.target, self.tap_list, self._first_batches())
-        if config.init == "ridge":
-            drafter = starts.ridge(self.target, shape, words, rows, config.seed)
-        else:
-            drafter = starts.random(self.target, shape, words, config.seed)
-            starts.scale_taps(drafter, rows[0])
-        return self._head_frozen(drafter)
+        return self._head_frozen(starts.STARTS[config.init](self.target, shape, words, rows, config.seed))
 
     def _rescale(self, drafter: Drafter) -> None:
         """Give a loaded drafter scaled taps, its fc undone by the same scale: the same function."""
@@ -233,9 +230,9 @@ class Run:
         for group in self.optimiser.param_groups:
             group["lr"] = config.lr * self._schedule(progress.step)
         value, hits, slots, tokens = 0.0, 0, 0, 0
-        for _ in range(config.accumulate):
+        for part in range(config.accumulate):
             batch = next(feed).to(self.drafter.device)
-            loss = self._loss(batch)
+            loss = self._loss(batch, part)
             (loss.value / config.accumulate).backward()  # type: ignore[no-untyped-call]
             value += float(loss.value.detach()) / config.accumulate
             hits, slots = hits + int(loss.hits[0]), slots + int(loss.slots[0])
@@ -260,12 +257,16 @@ class Run:
             return (step + 1) / warm
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.total_steps - warm)))
 
-    def _loss(self, batch: batches.Batch) -> objective.Loss:
+    def _loss(self, batch: batches.Batch, part: int = 0) -> objective.Loss:
         states = self.states.of(self.target, batch, self.tap_list) if self.states else self._run(batch)
+        tapped = states.taps
+        if self.config.noise:
+            drawn = self.progress.step * self.config.accumulate + part  # a resumed run draws the same
+            tapped = noise.uniform(tapped, batch.lengths, self.config.noise, (self.config.seed << 32) + drawn)
         slots = objective.trained_slots(batch.loss_mask, self.config.depths)
         wanted = objective.label_positions(slots, batch.input_ids.shape[1])
         teacher = objective.teach(self.target, states.last, wanted, self.drafter)
-        return objective.loss(self.drafter, teacher, states.taps, batch.input_ids, slots, self.weights)
+        return objective.loss(self.drafter, teacher, tapped, batch.input_ids, slots, self.weights)
 
     def _run(self, batch: batches.Batch) -> taps.States:
         return taps.run(self.target, batch.input_ids, batch.lengths, self.tap_list)
@@ -339,13 +340,10 @@ class Run:
         shape = self.drafter.config
         return declared(
             taps=list(shape.taps),
-            fc_norm="none",
-            residual="before hidden_norm",
-            feedback="before the last norm",
+            **shape.facts(),
             token_shift=1,
             position_offset=0,
             rope=shape.rope_parameters,
-            embedding="target",
             head="own",
             draft_vocab_size=shape.draft_vocab_size,
             vocab_sha256=checkpoint.vocab_sha256(self.drafter.vocab),
@@ -372,6 +370,9 @@ class Run:
             "coverage_train": self.drafter.vocab.coverage(counts),
             "coverage_held_out": self.drafter.vocab.coverage(held),
             "parameters": sum(p.numel() for p in self.drafter.parameters()),
+            "sglang_cannot": sglang.refusals(
+                self.drafter.config.model_dump(), self.target.architecture, self.target.num_layers
+            ),
         }
         if self.states is not None:
             tokens = sum(r.seq_len for r in self.records)
