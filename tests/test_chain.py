@@ -36,7 +36,7 @@ def farthest(kind: str, drafter: Drafter, chain: Chain, shift: int = 0, order: S
         slots = objective.trained_slots(torch.from_numpy(record.loss_mask)[None], depths)
         with torch.no_grad():
             states = list(objective.unroll(drafter, seen, ids, slots))
-        chain.cache.truncate(0)
+        chain.truncate(0)
         chain.committed = 0
         for s, t in enumerate(slots.index[0].tolist()):
             if not slots.valid[0, s, -1]:
@@ -55,20 +55,23 @@ def farthest(kind: str, drafter: Drafter, chain: Chain, shift: int = 0, order: S
     return worst
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
-def test_chain_and_unroll_agree_by_tensors(kind: str) -> None:
-    drafter = tiny.drafter(kind)
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*((kind, "usual") for kind in tiny.KINDS), *(("llama", shape) for shape in tiny.SHAPES)]
+)
+def test_chain_and_unroll_agree_by_tensors(kind: str, shape: str) -> None:
+    drafter = tiny.drafter(kind, **tiny.SHAPES[shape])
     assert farthest(kind, drafter, Chain(drafter)) < 1e-5
 
 
-def test_a_draft_is_the_argmax_at_every_depth_fed_back() -> None:
-    target, drafter = tiny.target("llama"), tiny.drafter("llama")
+@pytest.mark.parametrize("shape", ["usual", "everything"])
+def test_a_draft_is_the_argmax_at_every_depth_fed_back(shape: str) -> None:
+    target, drafter = tiny.target("llama"), tiny.drafter("llama", **tiny.SHAPES[shape])
     ids = torch.tensor([tiny.prompt(12)])
     seen = taps.run(target, ids, torch.tensor([12]), TAPS).taps
     chain = Chain(drafter)
     chain.extend(seen[:, :-1], ids[0, 1:].tolist(), 0)
     drafted = chain.draft(4)
-    assert chain.cache.length == chain.committed == 11
+    assert [c.length for c in chain.caches] == [chain.committed] * len(chain.caches) == [11] * len(chain.caches)
     assert set(drafted) <= set(drafter.vocab.ids.tolist())
 
     text = torch.cat((ids, torch.tensor([drafted])), dim=1)  # the unroll is fed what was drafted
@@ -94,14 +97,13 @@ def swap_halves(drafter: Drafter) -> Drafter:
 
 def normed_feedback(drafter: Drafter) -> Drafter:
     spoilt = copy.deepcopy(drafter)
-    finish = spoilt.finish
-    spoilt.finish = lambda *fed: spoilt.norm(finish(*fed))  # type: ignore[method-assign]
+    spoilt.feedback = lambda state: spoilt.norm(state)  # type: ignore[method-assign]
     return spoilt
 
 
 class LateRope(Chain):
-    def _through_layer(self, hidden: Tensor, mixed: Tensor, position: Tensor) -> Tensor:
-        return super()._through_layer(hidden, mixed, position + 1)
+    def _through_layer(self, layer: int, residual: Tensor, mixed: Tensor, positions: Tensor) -> Tensor:
+        return super()._through_layer(layer, residual, mixed, positions + 1)
 
 
 class KeepsDrafts(Chain):
@@ -110,7 +112,26 @@ class KeepsDrafts(Chain):
     @torch.inference_mode()
     def extend(self, taps: Tensor, next_tokens: Sequence[int], first_slot: int) -> None:
         super().extend(taps, next_tokens, first_slot)
-        self.cache.append(self.cache.keys[:, :, -1:], self.cache.values[:, :, -1:])
+        cache = self.caches[0]
+        cache.append(cache.keys[:, :, -1:], cache.values[:, :, -1:])
+
+
+class LooksAhead(Chain):
+    """Lets the rows of a first layer see all that is held, later slots included."""
+
+    def _through_layer(self, layer: int, residual: Tensor, mixed: Tensor, positions: Tensor) -> Tensor:
+        rows = range(residual.shape[1])
+        parts = [super(LooksAhead, self)._through_layer(layer, *self._row(i, residual, mixed, positions)) for i in rows]
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def _row(i: int, *tensors: Tensor) -> list[Tensor]:
+        return [t[:, i : i + 1] for t in tensors]
+
+
+def test_a_first_layer_that_looks_ahead_is_noticed() -> None:
+    drafter = tiny.drafter("llama", **tiny.SHAPES["layers"])
+    assert farthest("llama", drafter, LooksAhead(drafter)) > 0.1
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,13 @@ def test_a_random_drafter_changes_nothing(kind: str, K: int) -> None:
     assert done.seconds > 0
 
 
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_a_random_drafter_of_any_shape_changes_nothing(shape: str) -> None:
+    told, drafter = oracle("llama"), tiny.drafter("llama", **tiny.SHAPES[shape])
+    done = generate(tiny.target("llama"), drafter, told.prompt, max_new_tokens=9, draft_tokens=3).finish()
+    assert_same(told, done.token_ids)
+
+
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_always_right(kind: str, K: int) -> None:
@@ -183,9 +190,11 @@ def test_counts_by_depth_of_partly_right_rounds() -> None:
     assert (done.rounds, done.drafted, done.accepted) == (6, [6] * 4, [4, 3, 2, 1])
 
 
-def test_a_chain_is_as_good_as_new_after_rejections() -> None:
+@pytest.mark.parametrize("shape", ["usual", "everything"])
+def test_a_chain_is_as_good_as_new_after_rejections(shape: str) -> None:
     """Real drafting between scripted answers: the committed keys are those of the text alone."""
-    told, target, drafter = oracle("qwen3"), tiny.target("qwen3"), tiny.drafter("qwen3")
+    told, target = oracle("qwen3"), tiny.target("qwen3")
+    drafter = tiny.drafter("qwen3", **tiny.SHAPES[shape])
 
     class Scripted(Chain):
         script = Replay(told, lambda i: [2, 0, None, 1, 3, 0][i % 6])
@@ -207,8 +216,10 @@ def test_a_chain_is_as_good_as_new_after_rejections() -> None:
     seen = taps.run(target, torch.tensor([text]), torch.tensor([len(text)]), TAPS).taps
     fresh.extend(seen[:, :-1], text[1:], 0)
     assert chain.committed == fresh.committed == len(text) - 1
-    assert torch.allclose(chain.cache.keys, fresh.cache.keys, atol=1e-4)
-    assert torch.allclose(chain.cache.values, fresh.cache.values, atol=1e-4)
+    assert len(chain.caches) == drafter.config.num_hidden_layers
+    for held, new in zip(chain.caches, fresh.caches, strict=True):
+        assert torch.allclose(held.keys, new.keys, atol=1e-4)
+        assert torch.allclose(held.values, new.values, atol=1e-4)
     assert chain.state is not None
     assert fresh.state is not None
     assert torch.allclose(chain.state, fresh.state, atol=1e-4)

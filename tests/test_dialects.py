@@ -6,6 +6,7 @@ The SGLang numbers were got by executing its own setters, on 61 and 36 layers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,6 +154,12 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "vocab_size": 49152,
     "draft_vocab_size": 8192,
+    "num_hidden_layers": 1,
+    "attention_bias": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_before_residual": False,
+    "norm_output": False,
 }
 
 
@@ -203,11 +210,13 @@ def test_the_keys_of_a_config_are_these() -> None:
         "mlp_bias",
         "norm_before_residual",
         "num_attention_heads",
+        "num_aux_hidden_states",
         "num_hidden_layers",
         "num_key_value_heads",
         "rms_norm_eps",
         "rope_parameters",
         "rope_theta",
+        "target_hidden_size",
         "tie_word_embeddings",
         "vocab_size",
         "eagle_config",
@@ -217,7 +226,7 @@ def test_the_keys_of_a_config_are_these() -> None:
 
 def test_the_values_of_a_config_are_those_of_the_shape() -> None:
     config = written([2, 15, 27])
-    same = set(SHAPE) - {"taps", "target_hidden_size"}
+    same = set(SHAPE) - {"taps", "norm_before_fc", "fc_norm", "norm_output"}
     assert {key: config[key] for key in same} == {key: SHAPE[key] for key in same}
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["dtype"] == "bfloat16"
@@ -227,6 +236,63 @@ def test_the_values_of_a_config_are_those_of_the_shape() -> None:
     assert config["norm_before_residual"] is False
     assert set(config["eyas"]) == {"schema", "contract", "weights_sha256"}
     assert config["eyas"]["schema"] == 1
+
+
+def test_switches_are_written_where_they_are_on() -> None:
+    """The names both engines read; ``norm_output: false`` would mean something else to SpecForge."""
+    usual = written([2, 15, 27])
+    for key in ("norm_before_fc", "fc_norm", "norm_output"):
+        assert key not in usual
+        config = written([2, 15, 27], **{key: True})
+        assert config[key] is True
+        assert {k: v for k, v in config.items() if k != key} == usual
+        assert hf.read_shape(config, (2, 15, 27), "config.json") == {**SHAPE, key: True}
+    for key, value in (("norm_before_residual", True), ("attention_bias", True), ("num_hidden_layers", 2)):
+        config = written([2, 15, 27], **{key: value})
+        assert config == {**usual, key: value}
+        assert hf.read_shape(config, (2, 15, 27), "config.json") == {**SHAPE, key: value}
+
+
+def test_norm_before_fc_inside_eagle_config_comes_first() -> None:
+    """As SGLang and vLLM look for it."""
+    config = written([2, 15, 27], norm_before_fc=True)
+    config["eagle_config"]["norm_before_fc"] = False
+    assert hf.read_shape(config, (2, 15, 27), "config.json")["norm_before_fc"] is False
+
+
+def test_the_number_of_taps_is_written_for_vllm() -> None:
+    """Without an eagle_config, as here for SGLang's sake, vLLM would build fc for three."""
+    config = written([1, 33], DEEPSEEK, 36)
+    assert "eagle_config" not in config
+    assert config["num_aux_hidden_states"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "architecture", "reason"),
+    [
+        ({"norm_before_residual": True}, LLAMA, "norm_before_residual is not read"),
+        ({"own_embedding": True}, LLAMA, "in the place of the drafter's own"),
+        ({"attention_bias": True}, LLAMA, "have no bias"),
+        ({"taps": (27,)}, LLAMA, "skips fc"),
+        ({"taps": (2, 15, 30)}, LLAMA, r"capture taps \[2, 15, 30\] of LlamaForCausalLM"),
+        ({}, "Gemma3ForCausalLM", "last branch of a layer"),
+    ],
+)
+def test_sglang_refuses(change: dict[str, Any], architecture: str, reason: str) -> None:
+    usual = {**SHAPE, "own_embedding": False}
+    assert sglang.refusals(usual, LLAMA, 30) == []
+    (said,) = sglang.refusals({**usual, **change}, architecture, 30)
+    assert re.search(reason, said)
+
+
+@pytest.mark.parametrize("key", ["norm_before_fc", "fc_norm", "norm_output"])
+def test_sglang_runs_the_switches_of_eagle_3_1(key: str) -> None:
+    assert sglang.refusals({**SHAPE, "own_embedding": False, key: True, "num_hidden_layers": 2}, LLAMA, 30) == []
+
+
+def test_sglang_keeps_an_embedding_of_another_width() -> None:
+    shape = {**SHAPE, "own_embedding": True, "hidden_size": 512}
+    assert sglang.refusals(shape, LLAMA, 30) == []
 
 
 def test_scaled_rope_is_spelt_for_older_stacks_too() -> None:

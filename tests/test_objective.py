@@ -41,9 +41,9 @@ def records(lengths: Sequence[int] = (31, 22, 27, 17)) -> list[Record]:
     return made
 
 
-def prepared(kind: str, made: Sequence[Record], depths: int = DEPTHS) -> Any:
+def prepared(kind: str, made: Sequence[Record], depths: int = DEPTHS, shape: str = "usual") -> Any:
     """One batch of all the records, with everything that a loss needs."""
-    target, drafter = tiny.target(kind), tiny.drafter(kind)
+    target, drafter = tiny.target(kind), tiny.drafter(kind, **tiny.SHAPES[shape])
     batch = batches.collate(made, range(len(made)))
     states = taps.run(target, batch.input_ids, batch.lengths, drafter.config.taps)
     slots = objective.trained_slots(batch.loss_mask, depths)
@@ -77,9 +77,11 @@ def gaps(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[float]:
 # -- unroll against its oracle --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
-def test_unroll_is_the_dense_unroll_at_every_valid_slot_and_depth(kind: str) -> None:
-    p = prepared(kind, records())
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*((kind, "usual") for kind in tiny.KINDS), *(("llama", shape) for shape in tiny.SHAPES)]
+)
+def test_unroll_is_the_dense_unroll_at_every_valid_slot_and_depth(kind: str, shape: str) -> None:
+    p = prepared(kind, records(), shape=shape)
     assert int(p.slots.valid[:, :, 0].sum()) > int(p.slots.valid[:, :, -1].sum()) > 10
     assert max(gaps(unrolled(p), dense(p))) < CLOSE
 
@@ -91,16 +93,20 @@ def test_slots_of_the_walk_too(kind: str) -> None:
     assert max(gaps(unrolled(p), dense(p))) < CLOSE
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
-def test_gradients_are_those_of_the_dense_unroll(kind: str) -> None:
-    p = prepared(kind, records())
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [*((kind, "usual") for kind in tiny.KINDS), ("llama", "eagle31"), ("llama", "everything")],
+)
+def test_gradients_are_those_of_the_dense_unroll(kind: str, shape: str) -> None:
+    p = prepared(kind, records(), shape=shape)
     p.drafter.requires_grad_(True)
     generator = torch.Generator().manual_seed(0)
     found = []
     for states in (unrolled(p), dense(p)):
         generator.manual_seed(0)
         total = sum((s * torch.randn(s.shape, generator=generator)).sum() for s in states)
-        names = [n for n, _ in p.drafter.named_parameters() if n not in ("norm.weight", "lm_head.weight")]
+        unused = {"lm_head.weight"} if p.drafter.config.norm_output else {"lm_head.weight", "norm.weight"}
+        names = [n for n, _ in p.drafter.named_parameters() if n not in unused]
         parameters = dict(p.drafter.named_parameters())
         found.append(dict(zip(names, torch.autograd.grad(total, [parameters[n] for n in names]), strict=True)))
     for name, ours in found[0].items():
@@ -127,8 +133,9 @@ def test_padding_does_not_leak(kind: str) -> None:
             assert torch.allclose(whole[k][row, :width][valid], state[0][valid], rtol=0, atol=CLOSE)
 
 
-def test_what_stands_in_the_padding_is_never_seen() -> None:
-    p = prepared("llama", records())
+@pytest.mark.parametrize("shape", ["usual", "layers"])
+def test_what_stands_in_the_padding_is_never_seen(shape: str) -> None:
+    p = prepared("llama", records(), shape=shape)
     before = unrolled(p)
     beyond = torch.arange(p.batch.input_ids.shape[1])[None] >= p.batch.lengths[:, None]
     assert beyond.any()
@@ -137,8 +144,9 @@ def test_what_stands_in_the_padding_is_never_seen() -> None:
     assert gaps(unrolled(p), before) == [0.0] * DEPTHS
 
 
-def test_a_slot_sees_nothing_of_what_follows_it() -> None:
-    p = prepared("llama", records((31,)))
+@pytest.mark.parametrize("shape", ["usual", "layers"])
+def test_a_slot_sees_nothing_of_what_follows_it(shape: str) -> None:
+    p = prepared("llama", records((31,)), shape=shape)
     before = list(objective.unroll(p.drafter, p.states.taps, p.batch.input_ids, p.slots))
     t = 14
     slot = int((p.slots.index[0] == t).nonzero())
@@ -208,9 +216,23 @@ def test_a_dropped_older_own_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_positions_that_stand_still_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     p = prepared("llama", records())
     right, queries = dense(p), Drafter.queries
-    monkeypatch.setattr(Drafter, "queries", lambda self, mixed, at: queries(self, mixed, p.slots.index))
+    monkeypatch.setattr(Drafter, "queries", lambda self, mixed, at, _: queries(self, mixed, p.slots.index))
     apart = gaps(unrolled(p), right)
     assert apart[0] < CLOSE
+    assert min(apart[1:]) > APART
+
+
+def test_a_later_layer_that_reads_the_firsts_keys_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = prepared("llama", records(), shape="layers")
+    right, attend, first = dense(p), objective._attend_own, list[Any]()
+
+    def shared(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, own: Any) -> Tensor:
+        first.append((keys, values))
+        return attend(q, *first[0], seen, own)
+
+    monkeypatch.setattr(objective, "_attend_own", shared)
+    apart = gaps(unrolled(p), right)
+    assert apart[0] < CLOSE  # depth 0 asks for the last layer alone, whose keys come first here
     assert min(apart[1:]) > APART
 
 

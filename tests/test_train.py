@@ -32,7 +32,7 @@ from eyas import train as training
 from eyas.errors import InputError, Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.target import Target
-from eyas.train import Point, Progress, Run, Silent, TrainConfig, run, state, train
+from eyas.train import Point, Progress, Run, Silent, TrainConfig, noise, run, state, train
 from eyas.train.memory import StatesInMemory
 from eyas.train.parallel import Workers
 from stores import captured
@@ -410,6 +410,79 @@ def test_a_checkpoint_of_other_taps_is_refused_as_a_start(tmp_path: Path) -> Non
     assert caught.value.way_out == "Pass --taps 1,2,4."
 
 
+ALL = {
+    "layers": 2,
+    "norm_before_fc": True,
+    "fc_norm": True,
+    "norm_before_residual": True,
+    "norm_output": True,
+    "own_embedding": True,
+}
+
+
+def test_a_run_of_every_switch_is_saved_as_what_it_was(tmp_path: Path) -> None:
+    ears = Ears()
+    go(tmp_path / "d", config(**ALL, steps=12, measure_every=12, lr=1e-2), ears)
+    assert np.mean(ears.losses[-4:]) < np.mean(ears.losses[:4]) - 0.2
+    assert len(ears.plans[0]["sglang_cannot"]) == 2
+    target = tiny.target("llama")
+    read = checkpoint.read(tmp_path / "d")
+    assert [f.cause for f in checkpoint.inspect(read, target)] == ["engine-cannot-express"]
+    assert read.contract is not None
+    words = {name: read.contract[name] for name in ("fc_norm", "residual", "feedback", "embedding")}
+    assert words == {
+        "fc_norm": "joint, then each",
+        "residual": "after hidden_norm",
+        "feedback": "after the last norm",
+        "embedding": "own",
+    }
+    loaded = checkpoint.load(read, target)
+    assert loaded.config.num_hidden_layers == 2
+    assert not torch.allclose(loaded.embedding, target.embedding, atol=1e-2), "the embedding was trained"
+    trained = place(tmp_path / "d").drafter(target.embedding)
+    if place(tmp_path / "d").progress.best == place(tmp_path / "d").progress.points[-1]:
+        trained.fc.weight.data.mul_(trained.tap_scale)
+        for name, parameter in loaded.named_parameters():
+            assert torch.equal(parameter, trained.get_parameter(name).bfloat16().float()), name
+
+
+def test_a_checkpoint_keeps_its_switches_as_a_start(tmp_path: Path) -> None:
+    go(tmp_path / "d", config(fc_norm=True, steps=1))
+    begin = begun(tmp_path / "e", config(init=str(tmp_path / "d")))
+    assert begin.drafter.config.fc_norm
+    loaded = checkpoint.load(checkpoint.read(tmp_path / "d"), tiny.target("llama"))
+    for ours, theirs in zip(unrolled(begin.drafter), unrolled(loaded), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match="has norm_output False, not True"):
+        begun(tmp_path / "f", config(init=str(tmp_path / "d"), norm_output=True))
+
+
+def test_noise_is_within_its_bounds_and_follows_its_seed() -> None:
+    batch = batches.collate(texts(), range(3))
+    tapped = taps.run(tiny.target("llama"), batch.input_ids, batch.lengths, TAPS).taps
+    tapped[..., 0] *= 1000.0
+    seeds = [(4, row) for row in range(3)]
+    noisy = noise.uniform(tapped, batch.lengths, 0.1, seeds)
+    for row, n in enumerate(batch.lengths.tolist()):
+        moved, size = (noisy - tapped)[row, :n], tapped[row, :n].pow(2).mean(0).sqrt()
+        assert float((moved.abs() / size).max()) <= 0.1 + 1e-4
+        spread = float((moved / size).pow(2).mean().sqrt())
+        assert spread == pytest.approx(0.1 / 3**0.5, rel=0.05)
+        assert float((moved / size).mean()) == pytest.approx(0.0, abs=0.01)
+        alone = noise.uniform(tapped[row : row + 1, :n], batch.lengths[row : row + 1], 0.1, seeds[row : row + 1])
+        assert torch.equal(alone[0], noisy[row, :n])
+        assert torch.equal(noisy[row, n:], tapped[row, n:])
+    assert not torch.equal(noisy, noise.uniform(tapped, batch.lengths, 0.1, [(5, row) for row in range(3)]))
+
+
+def test_noise_changes_the_loss_and_not_the_measurement(tmp_path: Path) -> None:
+    ears, other = Ears(), Ears()
+    go(tmp_path / "on", config(noise=0.5, steps=2), ears)
+    go(tmp_path / "off", config(steps=2), other)
+    assert ears.losses[0] != other.losses[0]
+    assert ears.points[0] == other.points[0]
+
+
 # -- stopped and gone on with ---------------------------------------------------------------------------------
 
 
@@ -419,8 +492,14 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"keep_states": True}, {"batch": 1, "accumulate": 2}, {"init": "ridge", "freeze_head": True}],
-    ids=["plain", "keep_states", "accumulate", "freeze_head"],
+    [
+        {},
+        {"keep_states": True},
+        {"batch": 1, "accumulate": 2},
+        {"init": "ridge", "freeze_head": True},
+        {**ALL, "init": "target", "noise": 0.1, "batch": 1, "accumulate": 2},
+    ],
+    ids=["plain", "keep_states", "accumulate", "freeze_head", "everything"],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, seen: list[tuple[int, ...]], changes: dict[str, Any]

@@ -34,6 +34,28 @@ from eyas.vocab import DraftVocab
 KINDS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "deepseek")
 VOCAB = 211
 DRAFT_VOCAB = 97
+# What a drafter can be besides the usual, by DrafterConfig's names.
+SHAPES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "fc_norm": {"fc_norm": True},
+    "norm_before_fc": {"norm_before_fc": True},
+    "both_norms": {"fc_norm": True, "norm_before_fc": True},
+    "norm_before_residual": {"norm_before_residual": True},
+    "norm_output": {"norm_output": True},
+    "own_embedding": {"own_embedding": True},
+    "attention_bias": {"attention_bias": True},
+    "layers": {"num_hidden_layers": 2},
+    "eagle31": {"fc_norm": True, "norm_output": True, "own_embedding": True},
+    "everything": {
+        "fc_norm": True,
+        "norm_before_fc": True,
+        "norm_before_residual": True,
+        "norm_output": True,
+        "own_embedding": True,
+        "attention_bias": True,
+        "num_hidden_layers": 3,
+    },
+}
 WINDOW = 9  # Gemma's and Mistral's sliding window: shorter than any text the tests decode
 MAX_POSITIONS = 256
 
@@ -138,11 +160,14 @@ def vocab(seed: int = 0, size: int = DRAFT_VOCAB) -> DraftVocab:
     return DraftVocab(order[:size].sort().values, VOCAB)
 
 
-def drafter(kind: str = "llama", seed: int = 0, taps: Sequence[int] = (1, 2, 4)) -> Drafter:
-    """A random drafter for ``target(kind)``, its weights so large that its tokens depend on all it is fed."""
+def drafter(kind: str = "llama", seed: int = 0, taps: Sequence[int] = (1, 2, 4), **choices: Any) -> Drafter:
+    """A random drafter for ``target(kind)``, its weights so large that its tokens depend on all it is fed.
+
+    ``choices`` are further fields of its shape, as in ``SHAPES``.
+    """
     of = target(kind)
     words = vocab(seed)
-    made = starts.random(of, starts.config_for(of, tuple(taps), len(words)), words, seed)
+    made = starts.random(of, starts.config_for(of, tuple(taps), len(words), **choices), words, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():

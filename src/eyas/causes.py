@@ -243,6 +243,8 @@ nan-logits: Some steps give NaN logits; rounds are then all or nothing and the t
   Run in bf16 or fp32, in eager mode, and look for the first NaN layer.
 handover-states-random: After a prefill/decode handover the first step is fed uninitialised states.
   Send the last taps along with the handover, or turn the prefill/decode split off.
+engine-cannot-express: This engine has no way to run the drafter as it was trained.
+  Serve it with an engine that can (vLLM reads every switch), or train without what the finding names.
 cache-drift: Acceptance sinks with uptime and a restart cures it: cache blocks are overwritten.
   Turn prefix caching off; if that holds, upgrade the engine and report the two settings.
 [flags]

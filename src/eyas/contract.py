@@ -17,7 +17,7 @@ Origin = Literal["declared", "inferred", "measured", "defaulted"]
 SCHEMA = 1
 FACTS: dict[str, str] = {
     "taps": "states fed to fc, counted in layers done, in concatenation order",
-    "fc_norm": "norms on the taps before fc: none, joint (one over all), each (one a tap)",
+    "fc_norm": "norms on the taps before fc: none, joint (one over all), each (one a tap), joint, then each",
     "residual": "what the residual stream of the layer starts from: hidden before or after its norm",
     "feedback": "state handed to the next depth: before or after the last norm",
     "token_shift": "slot t pairs the states of position t with the token of position t + shift",

@@ -4,7 +4,7 @@ Alignment. Position t has token x[t] and the target's states h[t]; y[t] is the t
 (it predicts x[t+1]). Slot t is one draft chain. At depth k it is
 
     fed        x[t+1+k]                    (the record's own token: teacher-forced)
-    hidden     fc(h[t]) at k = 0, else the slot's own state of depth k-1
+    hidden     fc(h[t]) at k = 0, else the slot's own state of depth k-1, normed if ``norm_output``
     position   t + k                       (rope)
     label      y[t+1+k], i.e. predicts x[t+2+k]
 
@@ -18,8 +18,9 @@ Attention. The keys of depth 0 are the target's view of the text and every later
 
     slot t, depth k sees: depth-0 keys of slots 0..t, and its own keys of depths 1..k
 
-``unroll`` computes queries and everything after them only at the slots asked for; ``dense_unroll`` is the plain
-version over all positions with one explicit mask, kept as its oracle.
+Every layer of a drafter has keys of its own, seen by this rule. ``unroll`` computes the last layer's queries and
+everything after them only at the slots asked for; ``dense_unroll`` is the plain version over all positions with one
+explicit mask, kept as its oracle.
 
 Sampling. The gradient of a later depth costs as much as that of depth 0 and says less, so training may carry only a
 seeded sample of the slots past depth 0 (``sampled``); the mean loss of a depth stays unbiased.
@@ -128,23 +129,36 @@ def unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, slots: Slots) -> I
     positions = torch.arange(T, device=input_ids.device).expand(B, T)
     following = torch.cat((input_ids[:, 1:], input_ids[:, -1:]), dim=1)
 
+    layers = range(drafter.config.num_hidden_layers)
+    shared: list[tuple[Tensor, Tensor]] = []
     hidden = drafter.fuse(taps)
-    mixed = drafter.mix(following, hidden)
-    keys, values = drafter.keys_values(mixed, positions)
-    hidden, mixed = _at(hidden, slots.index), _at(mixed, slots.index)
-    own: list[tuple[Tensor, Tensor]] = []
-    for k in range(slots.depths):
-        index, _ = slots.at(k)
-        if k == 1 and slots.going_on is not None:
-            hidden = _at(hidden, slots.going_on.clamp(min=0))
-        if k:
-            fed = torch.gather(following, 1, (index + k).clamp(max=T - 1))
-            mixed = drafter.mix(fed, hidden)
-            own.append(drafter.keys_values(mixed, index + k))
-        queries = drafter.queries(mixed, index + k)
-        seen = (positions[:, None] <= index[:, :, None])[:, None]  # [B, 1, S, T]
-        hidden = drafter.finish(hidden, _attend_own(queries, keys, values, seen, own))
-        yield hidden
+    for layer in layers:
+        residual, mixed = drafter.enter(hidden, following, layer)
+        shared.append(drafter.keys_values(mixed, positions, layer))
+        if layer < layers[-1]:  # every position leaves keys in the next layer, so every position goes through this one
+            causal = (positions[:, None] <= positions[:, :, None])[:, None]  # [B, 1, T, T]
+            attended = attend(drafter.queries(mixed, positions, layer), *shared[layer], causal)
+            hidden = drafter.finish(residual, attended, layer)
+    index = slots.index
+    seen = (positions[:, None] <= index[:, :, None])[:, None]  # [B, 1, S, T]
+    queries = drafter.queries(_at(mixed, index), index, layers[-1])
+    state = drafter.finish(_at(residual, index), _attend_own(queries, *shared[-1], seen, []), layers[-1])
+    yield state
+
+    if slots.going_on is not None:
+        index, state = _at(index, slots.going_on.clamp(min=0)), _at(state, slots.going_on.clamp(min=0))
+        seen = (positions[:, None] <= index[:, :, None])[:, None]
+    own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
+    for k in range(1, slots.depths):
+        fed = torch.gather(following, 1, (index + k).clamp(max=T - 1))
+        hidden = drafter.feedback(state)
+        for layer in layers:
+            residual, mixed = drafter.enter(hidden, fed, layer)
+            own[layer].append(drafter.keys_values(mixed, index + k, layer))
+            queries = drafter.queries(mixed, index + k, layer)
+            hidden = drafter.finish(residual, _attend_own(queries, *shared[layer], seen, own[layer]), layer)
+        state = hidden
+        yield state
 
 
 def _attend_own(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, own: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -172,20 +186,22 @@ def dense_unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, depths: int)
     causal = torch.ones(T, T, dtype=torch.bool, device=device).tril()
     diagonal = torch.eye(T, dtype=torch.bool, device=device)
     hidden = drafter.fuse(taps)
-    all_keys: list[Tensor] = []
-    all_values: list[Tensor] = []
+    keys: list[list[Tensor]] = [[] for _ in range(drafter.config.num_hidden_layers)]
+    values: list[list[Tensor]] = [[] for _ in keys]
     states = []
     for k in range(depths):
         fed = input_ids[:, (torch.arange(T, device=device) + 1 + k).clamp(max=T - 1)]
         positions = torch.arange(T, device=device).expand(B, T) + k
-        mixed = drafter.mix(fed, hidden)
-        keys, values = drafter.keys_values(mixed, positions)
-        all_keys.append(keys)
-        all_values.append(values)
         mask = torch.cat([causal] + [diagonal] * k, dim=1).expand(B, 1, T, T * (k + 1))
-        attended = attend(drafter.queries(mixed, positions), torch.cat(all_keys, 2), torch.cat(all_values, 2), mask)
-        hidden = drafter.finish(hidden, attended)
+        for layer in range(len(keys)):
+            residual, mixed = drafter.enter(hidden, fed, layer)
+            for held, new in zip((keys, values), drafter.keys_values(mixed, positions, layer), strict=True):
+                held[layer].append(new)
+            queries = drafter.queries(mixed, positions, layer)
+            attended = attend(queries, torch.cat(keys[layer], 2), torch.cat(values[layer], 2), mask)
+            hidden = drafter.finish(residual, attended, layer)
         states.append(hidden)
+        hidden = drafter.feedback(hidden)
     return states
 
 

@@ -36,9 +36,31 @@ def train(
         str | None,
         typer.Option(help="Layers to read, e.g. 2,15,27; 0 is the embedding. Default 2, n/2, n-3."),
     ] = None,
-    init: Annotated[str, typer.Option(help="ridge (closed form), random, or the folder of a checkpoint.")] = "ridge",
+    init: Annotated[
+        str,
+        typer.Option(
+            help="ridge (closed form), target (its last layers copied), random, or the folder of a checkpoint."
+        ),
+    ] = "ridge",
     ridge_tokens: Annotated[int, typer.Option(help="Supervised tokens the ridge start looks at.")] = 20_000,
     draft_vocab: Annotated[int, typer.Option(help="Entries of the draft vocabulary.")] = 8192,
+    layers: Annotated[int, typer.Option(help="Decoder layers of the drafter.")] = 1,
+    intermediate_size: Annotated[int | None, typer.Option(help="Width of its MLP; default: the target's.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of its attention heads; default: the target's.")] = None,
+    norm_before_fc: Annotated[
+        bool, typer.Option("--norm-before-fc", help="EAGLE-3.1: one norm over the taps joined, before fc.")
+    ] = False,
+    fc_norm: Annotated[bool, typer.Option("--fc-norm", help="EAGLE-3.1: a norm for each tap, before fc.")] = False,
+    norm_before_residual: Annotated[
+        bool, typer.Option("--norm-before-residual", help="Start the residual after hidden_norm; not for SGLang.")
+    ] = False,
+    norm_output: Annotated[
+        bool, typer.Option("--norm-output", help="EAGLE-3.1: feed the next depth what comes after the last norm.")
+    ] = False,
+    own_embedding: Annotated[
+        bool, typer.Option("--own-embedding", help="Train an embedding of the drafter's own; not for SGLang.")
+    ] = False,
+    noise: Annotated[float, typer.Option(help="Uniform noise on the taps, in units of each feature's size.")] = 0.0,
     depths: Annotated[int, typer.Option(help="Draft depths unrolled in training.")] = 5,
     later_share: Annotated[float, typer.Option(help="Share of the slots carried past depth 0; less is faster.")] = 1.0,
     lr: Annotated[float, typer.Option(help="Peak learning rate; warm-up, then cosine to zero.")] = 5e-4,
@@ -66,6 +88,7 @@ def train(
     from eyas import train as training
     from eyas.errors import UsageError
     from eyas.resolve import drafter
+    from eyas.starts import STARTS
     from eyas.states import StoredStates
     from eyas.target import default_taps
 
@@ -87,7 +110,16 @@ def train(
     try:
         config = training.TrainConfig(
             taps=parse_taps(taps) if taps else tuple(usual),
-            init=init if init in ("ridge", "random") else str(drafter(init)),
+            init=init if init in STARTS else str(drafter(init)),
+            layers=layers,
+            intermediate_size=intermediate_size,
+            head_dim=head_dim,
+            norm_before_fc=norm_before_fc,
+            fc_norm=fc_norm,
+            norm_before_residual=norm_before_residual,
+            norm_output=norm_output,
+            own_embedding=own_embedding,
+            noise=noise,
             draft_vocab=draft_vocab,
             ridge_tokens=ridge_tokens,
             depths=depths,
@@ -239,6 +271,8 @@ class Drawn:
             f"covers {plan['coverage_train']:.1%} of training and {plan['coverage_held_out']:.1%} of held-out tokens; "
             f"no more can be accepted at the first depth",
         )
+        if plan["sglang_cannot"]:
+            table.add_row("SGLang", f"cannot serve it: {'; '.join(plan['sglang_cannot'])}")
         if "states_gb" in plan:
             table.add_row("states in memory", f"{plan['states_gb']:.1f} GB")
         common.err.print(table)

@@ -6,7 +6,7 @@
 
 Slot t holds the target's taps of position t and is fed token x[t+1]; depth k of it stands at position t + k
 and sees every committed key and its own keys of depths 1..k. The alignment is drawn at the head of
-``objective``.
+``objective``. Every layer of the drafter has a cache of its own.
 
 Letters: S slots, C taps, D target width, H drafter width, W draft vocabulary, N query heads, G key/value
 heads, E head width.
@@ -29,7 +29,7 @@ class Chain:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.taps = drafter.config.taps
-        self.cache = KeyValues()
+        self.caches = [KeyValues() for _ in range(drafter.config.num_hidden_layers)]
         self.committed = 0
         self.state: Tensor | None = None
 
@@ -37,28 +37,23 @@ class Chain:
     def extend(self, taps: Tensor, next_tokens: Sequence[int], first_slot: int) -> None:
         """Commit slots from ``first_slot`` on: target taps [1, S, C*D], and the token after each position.
 
-        Every slot leaves keys and values; only the last, where drafting starts, goes through the layer.
+        Every slot leaves keys and values in every layer; only the last, where drafting starts, leaves the last layer.
         """
         assert first_slot == self.committed, f"slot {first_slot} after {self.committed} slots"
         assert len(next_tokens) == taps.shape[1], "one following token a slot"
-        drafter, device = self.drafter, taps.device
+        device = taps.device
         tokens = torch.tensor([list(next_tokens)], dtype=torch.int64, device=device)
         positions = torch.arange(first_slot, first_slot + taps.shape[1], device=device)[None]
-        hidden = drafter.fuse(taps)
-        mixed = drafter.mix(tokens, hidden)
-        self.cache.truncate(first_slot)
-        self.cache.append(*drafter.keys_values(mixed, positions))
-        self.committed = self.cache.length
-        self.state = self._through_layer(hidden[:, -1:], mixed[:, -1:], positions[:, -1:])
+        self.truncate(first_slot)
+        self.state = self._through(self.drafter.fuse(taps), tokens, positions)
+        self.committed = self.length
 
     @torch.inference_mode()
     def feed(self, token: Tensor) -> None:
         """One depth further: ``token`` [1, 1], a target id, after the current state."""
         assert self.state is not None, "feed before extend"
-        position = torch.full((1, 1), self.cache.length, device=token.device)
-        mixed = self.drafter.mix(token, self.state)
-        self.cache.append(*self.drafter.keys_values(mixed, position))
-        self.state = self._through_layer(self.state, mixed, position)
+        position = torch.full((1, 1), self.length, device=token.device)
+        self.state = self._through(self.drafter.feedback(self.state), token, position)
 
     @torch.inference_mode()
     def logits(self) -> Tensor:
@@ -74,15 +69,42 @@ class Chain:
             if tokens:
                 self.feed(tokens[-1])
             tokens.append(self.drafter.to_target_ids(self.logits().argmax(-1)).view(1, 1))
-        self.cache.truncate(self.committed)
+        self.truncate(self.committed)
         self.state = None
         return torch.cat(tokens, dim=1)[0].tolist()
 
-    def _through_layer(self, hidden: Tensor, mixed: Tensor, position: Tensor) -> Tensor:
-        """One query row over every key held: hidden [1, 1, H], mixed [1, 1, 2H] -> state [1, 1, H]."""
-        queries = self.drafter.queries(mixed, position)
-        _, N, _, E = queries.shape
-        # One row needs no mask, so the heads of a group can stand as rows: no key is repeated.
-        grouped = queries.reshape(1, self.drafter.config.num_key_value_heads, -1, E)
-        attended = attend(grouped, self.cache.keys, self.cache.values, None)
-        return self.drafter.finish(hidden, attended.reshape(1, N, 1, E))
+    @property
+    def length(self) -> int:
+        """Slots held, committed and temporary."""
+        return self.caches[0].length
+
+    def truncate(self, length: int) -> None:
+        """Forget all slots from ``length`` on."""
+        for cache in self.caches:
+            cache.truncate(length)
+
+    def _through(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Hidden [1, S, H] of the slots that follow those held -> state [1, 1, H] of the last of them."""
+        last = len(self.caches) - 1
+        for layer, cache in enumerate(self.caches):
+            residual, mixed = self.drafter.enter(hidden, tokens, layer)
+            cache.append(*self.drafter.keys_values(mixed, positions, layer))
+            if layer == last:
+                residual, mixed, positions = residual[:, -1:], mixed[:, -1:], positions[:, -1:]
+            hidden = self._through_layer(layer, residual, mixed, positions)
+        return hidden
+
+    def _through_layer(self, layer: int, residual: Tensor, mixed: Tensor, positions: Tensor) -> Tensor:
+        """The layer's output [1, S, H] at its last S rows: residual [1, S, H], attention's input [1, S, 2H or H]."""
+        keys, values = self.caches[layer].keys, self.caches[layer].values
+        queries = self.drafter.queries(mixed, positions, layer)
+        _, N, S, E = queries.shape
+        if S == 1:
+            # One row needs no mask, so the heads of a group can stand as rows: no key is repeated.
+            grouped = queries.reshape(1, self.drafter.config.num_key_value_heads, -1, E)
+            attended = attend(grouped, keys, values, None).reshape(1, N, 1, E)
+        else:
+            rows = torch.arange(keys.shape[2], device=keys.device)
+            held = rows <= rows[-S:, None]  # [S, T]
+            attended = attend(queries, keys, values, held[None, None])
+        return self.drafter.finish(residual, attended, layer)

@@ -61,7 +61,7 @@ def measure_cost(target: Target, drafter: Drafter, prompt_ids: Sequence[int], dr
         def depth() -> None:
             token = drafter.to_target_ids(chain.logits().argmax(-1)).view(1, 1)
             chain.feed(token)
-            chain.cache.truncate(chain.committed)
+            chain.truncate(chain.committed)
 
         work = {rows: verify(rows) for rows in sorted({1, *(k + 1 for k in draft_tokens)})} | {0: depth}
         times: dict[int, list[float]] = {key: [] for key in work}

@@ -22,10 +22,12 @@ def write(shape: Mapping[str, Any], contract: Contract, weights_sha256: str, dty
     """Config for a drafter of ``shape`` (DrafterConfig as a dict) under ``contract``."""
     target, taps = contract["target"], list(contract["taps"])
     rope = dict(shape["rope_parameters"])
+    # Written only where on: to SpecForge ``norm_output: false`` means no norm before the head.
+    switched_on = {key: True for key in ("norm_before_fc", "fc_norm", "norm_output") if shape[key]}
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
-        "attention_bias": False,
+        "attention_bias": shape["attention_bias"],
         "dtype": dtype,
         "draft_vocab_size": shape["draft_vocab_size"],
         "eagle_aux_hidden_state_layer_ids": vllm.spell(taps),
@@ -35,13 +37,16 @@ def write(shape: Mapping[str, Any], contract: Contract, weights_sha256: str, dty
         "intermediate_size": shape["intermediate_size"],
         "max_position_embeddings": shape["max_position_embeddings"],
         "mlp_bias": False,
-        "norm_before_residual": False,
+        **switched_on,
+        "norm_before_residual": shape["norm_before_residual"],
         "num_attention_heads": shape["num_attention_heads"],
-        "num_hidden_layers": 1,
+        "num_aux_hidden_states": len(taps),  # without it vLLM takes three where it finds no eagle_config
+        "num_hidden_layers": shape["num_hidden_layers"],
         "num_key_value_heads": shape["num_key_value_heads"],
         "rms_norm_eps": shape["rms_norm_eps"],
         "rope_parameters": rope,
         "rope_theta": rope.get("rope_theta"),  # read by stacks older than transformers 5
+        "target_hidden_size": shape["target_hidden_size"],
         "tie_word_embeddings": False,
         "vocab_size": shape["vocab_size"],
     }
@@ -129,7 +134,15 @@ def read_shape(config: Mapping[str, Any], taps: tuple[int, ...], where: str) -> 
             f"{where}: config.json lacks {', '.join(missing)}.",
             way_out="Restore the config that was saved with these weights.",
         )
+    for key, built in (("hidden_act", "silu"), ("mlp_bias", False)):
+        if config.get(key) not in (None, built):
+            raise _wrong(where, key, config[key], f"{built!r}, which is what a drafter's MLP is here and in engines,")
+    inner = config.get("eagle_config") or {}
     shape = {key: config[key] for key in needed}
+    shape["num_hidden_layers"] = config.get("num_hidden_layers") or 1
+    shape["norm_before_fc"] = inner.get("norm_before_fc", config.get("norm_before_fc")) or False
+    for key in ("attention_bias", "fc_norm", "norm_before_residual", "norm_output"):
+        shape[key] = config.get(key) or False
     shape["taps"] = taps
     shape["rope_parameters"] = rope
     shape["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -4,6 +4,8 @@ For most targets an id k captures after layer k, which is tap k+1. Sources: mode
 qwen3.py:778, gemma3_causal.py:917 (+1); models/deepseek_v2.py:3458 and glm4_moe_lite.py:805 (+1 only if the first id
 is 1); models/gpt_oss.py:1337 (as given if the largest id is n). A list is a set of layers: states are concatenated in
 execution order. The top-level key is not read for capture.
+
+Its drafter is models/llama_eagle3.py; what that cannot do is what ``refusals`` says.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ REACH_LAST_TAP = (
 )
 
 
+# These keep hidden and residual apart from layer to layer and hand the drafter the first alone: what a layer's MLP
+# branch adds, not the stream (gemma3_causal.py:369 and :635).
+CAPTURE_A_BRANCH = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+
+
 def captured(config: Mapping[str, Any], architecture: str, num_layers: int) -> list[int]:
     """Taps this engine captures for a drafter's config, in concatenation order."""
     ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
@@ -60,3 +67,21 @@ def spell(taps: Sequence[int], architecture: str, num_layers: int) -> list[int] 
         ):
             return ids
     return None
+
+
+def refusals(shape: Mapping[str, Any], architecture: str, num_layers: int) -> list[str]:
+    """Why this engine cannot run a drafter of ``shape`` (DrafterConfig as a dict) on such a target; empty if it can."""
+    taps, reasons = list(shape["taps"]), []
+    if spell(taps, architecture, num_layers) is None:
+        reasons.append(f"no list of layers makes it capture taps {taps} of {architecture}")
+    if architecture in CAPTURE_A_BRANCH and any(taps):
+        reasons.append(f"of {architecture} it captures the last branch of a layer, not the residual stream")
+    if len(taps) * shape["target_hidden_size"] == shape["hidden_size"]:  # llama_eagle3.py:238
+        reasons.append("it skips fc where what fc takes is as wide as what it gives")
+    if shape["norm_before_residual"]:  # no line of it reads the key
+        reasons.append("its residual always starts before hidden_norm (norm_before_residual is not read)")
+    if shape["attention_bias"]:  # llama_eagle3.py:70
+        reasons.append("its queries, keys and values have no bias")
+    if shape["own_embedding"] and shape["target_hidden_size"] == shape["hidden_size"]:  # llama.py:910
+        reasons.append("it puts the target's embedding in the place of the drafter's own")
+    return reasons

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eyas.drafter import DrafterConfig
+from eyas.errors import UsageError
+
 
 class TrainConfig(BaseModel):
     """Every choice of a run; a resumed run must bring the same."""
@@ -20,7 +23,18 @@ class TrainConfig(BaseModel):
     later_share: float = Field(1.0, gt=0, le=1)
     """Share of the slots that is carried past depth 0, drawn anew every step."""
     init: str = "ridge"
-    """ridge, random, or the folder of a checkpoint."""
+    """One of ``starts.STARTS``, or the folder of a checkpoint, whose shape is then kept."""
+    layers: int = Field(1, ge=1, le=8)
+    intermediate_size: int | None = Field(None, gt=0)
+    """Width of the drafter's MLP; the target's if None, as for ``head_dim``."""
+    head_dim: int | None = Field(None, gt=0)
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    own_embedding: bool = False
+    noise: float = Field(0.0, ge=0, le=1)
+    """Uniform noise on the taps, in units of each feature's size."""
     freeze_head: bool = False
     lr: float = Field(5e-4, gt=0)
     warmup: float = Field(0.03, ge=0, lt=1)
@@ -42,6 +56,22 @@ class TrainConfig(BaseModel):
     keep_states: bool = False
     """Hold the target's states in memory (bf16) after the first epoch, so that later ones skip the target."""
     seed: int = 0
+
+    def choices(self) -> dict[str, Any]:
+        """What is asked of the drafter's shape beyond the usual, by DrafterConfig's names."""
+        named = {"norm_before_fc", "fc_norm", "norm_before_residual", "norm_output", "own_embedding"}
+        sizes = self.model_dump(include={"intermediate_size", "head_dim"}, exclude_none=True)
+        return {"num_hidden_layers": self.layers, **sizes, **self.model_dump(include=named)}
+
+    def require_shape(self, shape: DrafterConfig) -> None:
+        """Raise UsageError where a checkpoint to go on from lacks what is asked for."""
+        for name, asked in self.choices().items():
+            unasked, there = DrafterConfig.model_fields[name].default, getattr(shape, name)
+            if asked not in (unasked, there):
+                raise UsageError(
+                    f"{self.init} has {name} {there}, not {asked}.",
+                    way_out="Leave the option out, or start with --init ridge.",
+                )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from eyas.target import Target
 
 
 class StatesInMemory:
-    """``run`` is ``source`` (``taps.run``, or a store's) that remembers texts by their ids, in ``dtype``, with the target's greedy tokens.
+    """``run`` is ``source`` (``taps.run``, or a store's) that remembers texts by their ids, in ``dtype``, with the
+    target's greedy tokens.
 
     A text passes through ``dtype`` the first time already, so that a resumed run, whose memory is empty, computes what
     the undisturbed one did, up to the rounding of a batch padded otherwise.

@@ -73,13 +73,10 @@ class Outcome:
         shape, target = drafter.config, self._target
         return declared(
             taps=list(shape.taps),
-            fc_norm="none",
-            residual="before hidden_norm",
-            feedback="before the last norm",
+            **shape.facts(),
             token_shift=1,
             position_offset=0,
             rope=shape.rope_parameters,
-            embedding="target",
             head="own",
             draft_vocab_size=shape.draft_vocab_size,
             vocab_sha256=checkpoint.vocab_sha256(drafter.vocab),

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from eyas import batches, checkpoint, curve, files, objective, starts, taps, vocab
+from eyas.dialects import sglang
 from eyas.drafter import Drafter
 from eyas.errors import Interrupted, RecordsError, UsageError
 from eyas.records import Record
 from eyas.states import StoredStates
 from eyas.target import Target
-from eyas.train import state
+from eyas.train import noise, state
 from eyas.train.config import Listener, Progress, Silent, TrainConfig
 from eyas.train.log import Log
 from eyas.train.memory import StatesInMemory
@@ -69,7 +70,7 @@ def train(
     run_folder = out.with_name(out.name + ".run")
     if not resume:
         files.refuse_existing(out, overwrite=overwrite, resume_hint=True)
-    workers = Workers(target.embedding.device)
+    workers = Workers(target.device)
     workers.require_rows(config.batch)
     with files.only_writer(run_folder) if workers.first else nullcontext():
         facts, arguments = facts or {}, provenance_arguments or {}
@@ -100,7 +101,7 @@ class Run:
         self.config, self.target, self.records = config, target, records
         self.held_out = held_out[: config.measure_records]
         self.folder = folder
-        self.workers = workers or Workers(target.embedding.device)
+        self.workers = workers or Workers(target.device)
         self.outcome = Outcome(out, config, target, records, facts, arguments)
         self.tap_list = taps.validate(config.taps, target.num_layers)
         self.steps_per_epoch = math.ceil(len(records) / (config.batch * config.accumulate))
@@ -150,7 +151,7 @@ class Run:
 
     def _start(self) -> Drafter:
         config = self.config
-        if config.init not in ("ridge", "random"):
+        if config.init not in starts.STARTS:
             found = checkpoint.read(Path(config.init))
             drafter = checkpoint.load(found, self.target).train()
             if drafter.config.taps != self.tap_list:
@@ -158,18 +159,14 @@ class Run:
                     f"{config.init} was trained on taps {list(drafter.config.taps)}, not {list(self.tap_list)}.",
                     way_out=f"Pass --taps {','.join(map(str, drafter.config.taps))}.",
                 )
+            config.require_shape(drafter.config)
             drafter.requires_grad_(True)
             self._rescale(drafter)
             return self._head_frozen(drafter)
         words = vocab.by_frequency(batches.token_counts(self.records, self.target.vocab_size), config.draft_vocab)
-        shape = starts.config_for(self.target, self.tap_list, len(words))
+        shape = starts.config_for(self.target, self.tap_list, len(words), **config.choices())
         rows = starts.sample_rows(self.target, self.tap_list, self._first_batches(), self._run)
-        if config.init == "ridge":
-            drafter = starts.ridge(self.target, shape, words, rows, config.seed)
-        else:
-            drafter = starts.random(self.target, shape, words, config.seed)
-            starts.scale_taps(drafter, rows[0])
-        return self._head_frozen(drafter)
+        return self._head_frozen(starts.STARTS[config.init](self.target, shape, words, rows, config.seed))
 
     def _rescale(self, drafter: Drafter) -> None:
         """Give a loaded drafter scaled taps, its fc undone by the same scale: the same function."""
@@ -304,13 +301,13 @@ class Run:
 
     def _loss(self, batch: batches.Batch, part: int) -> objective.Loss:
         config = self.config
+        seeds = [(config.seed, self.progress.step, part, row) for row in batch.index]  # a resumed run draws the same
         states = self._run(self.target, batch.input_ids, batch.lengths, self.tap_list)
-        slots = objective.trained_slots(batch.loss_mask, config.depths)
-        seeds = [(config.seed, self.progress.step, part, row) for row in batch.index]
-        slots = objective.sampled(slots, config.later_share, seeds)
+        slots = objective.sampled(objective.trained_slots(batch.loss_mask, config.depths), config.later_share, seeds)
         wanted = objective.label_positions(slots, batch.input_ids.shape[1])
         teacher = objective.teach(self.target, states, wanted, self.drafter)
-        loss: objective.Loss = self.trainee(teacher, states.taps.float(), batch.input_ids, slots)
+        tapped = noise.uniform(states.taps.float(), batch.lengths, config.noise, seeds)
+        loss: objective.Loss = self.trainee(teacher, tapped, batch.input_ids, slots)
         return loss
 
     def _sum(self, counts: Tensor) -> list[int]:
@@ -359,6 +356,9 @@ class Run:
             "coverage_train": self.drafter.vocab.coverage(counts),
             "coverage_held_out": self.drafter.vocab.coverage(held),
             "parameters": sum(p.numel() for p in self.drafter.parameters()),
+            "sglang_cannot": sglang.refusals(
+                self.drafter.config.model_dump(), self.target.architecture, self.target.num_layers
+            ),
         }
         if self.config.keep_states:
             tokens = sum(r.seq_len for r in self.records)

@@ -37,8 +37,9 @@ class Saved:
         return Progress(place["step"], place["tokens"], place["seconds"], [Point(**p) for p in place["points"]])
 
     def drafter(self, embedding: Tensor) -> Drafter:
-        words = DraftVocab(self.tensors["vocab"], embedding.shape[0])
-        drafter = Drafter(DrafterConfig(**self.place["shape"]), words, embedding)
+        shape = DrafterConfig(**self.place["shape"])
+        words = DraftVocab(self.tensors["vocab"], shape.vocab_size)
+        drafter = Drafter(shape, words, None if shape.own_embedding else embedding)
         with torch.no_grad():
             for name, parameter in drafter.named_parameters():
                 parameter.copy_(self.tensors[f"model.{name}"])

@@ -1,0 +1,23 @@
+"""A drafter on disk: read, compared, loaded and saved.
+
+Nothing is filled in silently: a tensor that is missing, too much, of another shape or not finite is a finding, and
+loading raises on the first that is fatal. The names are the usual EAGLE-3 ones; ``layers.0.`` for ``midlayer.`` and a
+leading ``model.`` are understood.
+"""
+
+from eyas.checkpoint.findings import inspect
+from eyas.checkpoint.folder import Checkpoint, expected_shapes, read, shape_for
+from eyas.checkpoint.weights import NotFinite, load, save, vocab_sha256, write_tensors
+
+__all__ = [
+    "Checkpoint",
+    "NotFinite",
+    "expected_shapes",
+    "inspect",
+    "load",
+    "read",
+    "save",
+    "shape_for",
+    "vocab_sha256",
+    "write_tensors",
+]
