@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from eyas import batches, files, records, taps
+from eyas import batches, files, taps
 from eyas.capture.config import CaptureConfig, Listener, Silent
 from eyas.capture.part import Part, StatesOf
 from eyas.capture.source import RecordFiles, Split, survey
 from eyas.engines import vllm
 from eyas.errors import EnvironmentFault, RecordsError, UsageError
 from eyas.records import Record
+from eyas.render import Renderer
 from eyas.states.manifest import Facts, part_name, target_facts
 from eyas.target import Target
 
@@ -112,7 +113,7 @@ def text_hashes(manifest: Mapping[str, Any], target: Target) -> dict[str, str]:
     hashes = {key: str(manifest[key]) for key in ("template_sha256", "tokenizer_sha256") if key in manifest}
     if target.tokenizer is None:
         return hashes
-    ours = records.Renderer(target.tokenizer, frozenset(), "any").hashes()["tokenizer_sha256"]
+    ours = Renderer(target.tokenizer, frozenset(), "any").hashes()["tokenizer_sha256"]
     if hashes.setdefault("tokenizer_sha256", ours) != ours:
         raise RecordsError(
             "These records were tokenised by another tokenizer than the target's "
