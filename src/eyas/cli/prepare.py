@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from eyas.cli import common
+from eyas.cli import answering, common
 
 ALWAYS_SHOWN = ("lines", "records", "held_out", "bad", "duplicates", "tokens", "supervised_tokens")
 
@@ -40,6 +43,20 @@ def prepare(
     too_long: Annotated[
         str, typer.Option("--too-long", help="What to do beyond that: cut, drop, or split at turns.")
     ] = "cut",
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="Let the target answer what users ask, instead of the data's answers.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint that answers; else in process.")] = None,
+    model: Annotated[str | None, typer.Option(help="The endpoint's name of the target, if it serves several.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of answers; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Share of the probability that sampling keeps.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Tokens that sampling keeps.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampled answers.")] = 0,
+    concurrency: Annotated[int, typer.Option(help="Requests an endpoint gets at once.")] = 16,
+    dtype: common.DtypeOption = "fp32",
+    device: common.DeviceOption = "cpu",
+    device_map: common.DeviceMapOption = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
@@ -48,21 +65,41 @@ def prepare(
 ) -> None:
     """Turn conversations into records: token ids, and a mask of what the target said."""
     common.quiet_threads()
+    from eyas import files, sources
     from eyas import prepare as preparing
-    from eyas import sources
     from eyas import target as targets
+    from eyas.answerers import Answerer, InProcess, Remote
+    from eyas.answers import Sampling
+    from eyas.endpoint import Endpoint
     from eyas.errors import UsageError
     from eyas.render import RAW_TEMPLATE, Renderer
 
     if raw and template:
         raise UsageError("--raw and --template exclude each other.", way_out="Pass one of them.")
-    rows = sources.read(inputs, split=split, subset=subset)
+    if url and not regenerate:
+        raise UsageError("--url says who answers, but nothing is to be answered.", way_out="Pass --regenerate too.")
+    read = partial(sources.read, inputs, split=split, subset=subset)
+    rows = read()
     common.say_first_load(target)
     with common.err.status(f"loading the tokenizer of {target} …"):
         side = targets.load_text_side(target, trust_remote_code=trust_remote_code)
     text = RAW_TEMPLATE if raw else _read_template(template)
     renderer = Renderer(side.tokenizer, side.eos_ids, text)
-    arguments = {
+    if regenerate:
+        files.refuse_existing(out, overwrite=overwrite)
+        sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+        answerer: Answerer
+        if url:
+            endpoint = Endpoint(
+                url, model=model, max_new_tokens=max_new_tokens, sampling=sampling, concurrency=concurrency
+            )
+            answerer = Remote(endpoint, renderer, side.vocab_size)
+        else:
+            loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+            answerer = InProcess(loaded, max_new_tokens=max_new_tokens, sampling=sampling)
+        journal = out.with_name(out.name + ".answers")
+        rows = answering.answered_rows(read, answerer, renderer, journal, max_positions=side.max_positions)
+    arguments: dict[str, object] = {
         "verb": "prepare",
         "target": target,
         "inputs": [Path(name).name if Path(name).exists() else name for name in inputs],
@@ -70,8 +107,11 @@ def prepare(
         "subset": subset,
         "held_out": held_out,
         "raw": raw,
+        "regenerate": regenerate,
     }
-    with common.counting("preparing", None) as progress:
+    if regenerate:
+        arguments |= {"url": url, "max_new_tokens": max_new_tokens, "sampling": asdict(sampling)}
+    with nullcontext(_silent) if regenerate else common.counting("preparing", None) as progress:
         audit = preparing.prepare(
             rows,
             renderer,
@@ -89,6 +129,10 @@ def prepare(
     result = audit.to_json(side.tokenizer)
     common.write_result({"schema": 1, "out": str(out), "audit": result}, json)
     _print(result, out, common.console_for(json))
+
+
+def _silent(_lines: int) -> None:
+    """The bar of the answering is the only one."""
 
 
 def _read_template(path: Path | None) -> str | None:
