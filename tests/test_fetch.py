@@ -77,7 +77,7 @@ def test_a_wheel_is_fetched_once(tiny: Wheel, cache: Path, monkeypatch: pytest.M
     assert place == cache / "wheels" / tiny.filename
     assert leftovers(cache) == [tiny.filename]
     # Not even the lock: a cache on a read-only file system serves too.
-    monkeypatch.setattr(fetch, "_one_at_a_time", lambda *_: pytest.fail("went to fetch it a second time"))
+    monkeypatch.setattr(fetch, "one_at_a_time", lambda *_: pytest.fail("went to fetch it a second time"))
     assert fetch.wheel(tiny) == place
 
 

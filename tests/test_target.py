@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
-from eyas import starts, taps
+from eyas import resolve, starts, taps, unpack
 from eyas import target as targets
 from eyas.decode.cache import TargetCache
 from eyas.dialects import sglang, vllm
@@ -312,3 +312,30 @@ def test_without_a_template_a_prompt_is_text_to_go_on_with(tmp_path: Path, capsy
     assert ran.code == 2
     assert "--raw" in ran.err
     assert call(capsys, *make, "--raw").code == 0
+
+
+# -- a GGUF file, unpacked once ----------------------------------------------------------------------------------
+
+
+def test_a_gguf_file_is_unpacked_once_and_what_a_killed_run_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "own.gguf").write_bytes(b"GGUF and so on")
+    source = resolve.target(str(tmp_path / "own.gguf"))
+    assert source.path is not None
+    assert source.sha256 is not None
+    folder = resolve.unpacked_folder(source.path, source.sha256)
+    left = folder.with_name(f".{folder.name}.abc.part")
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    made = []
+
+    def dequantise(gguf: Path, folder: Path) -> None:
+        assert not left.exists()
+        made.append(gguf)
+        folder.mkdir()
+
+    monkeypatch.setattr(unpack, "dequantise", dequantise)
+    assert unpack.materialise(source) == unpack.materialise(source) == str(folder)
+    assert made == [source.path]

@@ -120,7 +120,7 @@ def wheel(w: Wheel) -> Path:
     place = _place(w)
     if _is_good(w):  # before the lock: a cache that may only be read serves too
         return place
-    with _one_at_a_time(place):
+    with one_at_a_time(place):
         if not _is_good(w):
             _fetch(w, place)
     return place
@@ -156,8 +156,8 @@ def _is_good(w: Wheel) -> bool:
 
 
 @contextmanager
-def _one_at_a_time(place: Path) -> Iterator[None]:
-    """The second process waits for the first one's download instead of repeating it."""
+def one_at_a_time(place: Path) -> Iterator[None]:
+    """The second process waits for what the first one puts at ``place`` instead of making it too."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         handle = open(place.with_name(f".{place.name}.lock"), "a", encoding="utf-8")  # noqa: SIM115

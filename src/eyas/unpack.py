@@ -7,6 +7,7 @@ and could not be saved; dequantised it is an ordinary target.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from eyas import files, provenance, resolve
+from eyas import fetch, files, provenance, resolve
 from eyas.errors import EnvironmentFault, EyasError, TargetError
 
 
@@ -40,7 +41,11 @@ def materialise(source: resolve.TargetSource) -> str:
     digest = source.sha256 or provenance.sha256_file(source.path)
     folder = resolve.unpacked_folder(source.path, digest)
     if not folder.is_dir():
-        dequantise(source.path, folder)
+        with fetch.one_at_a_time(folder):
+            if not folder.is_dir():
+                for left in folder.parent.glob(f".{folder.name}.*.part"):  # of a run that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                dequantise(source.path, folder)
     return str(folder)
 
 
