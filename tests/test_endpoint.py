@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,8 @@ def test_the_request_says_how_to_answer() -> None:
         "seed": 0,
         "stream": False,
         "return_token_ids": True,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
     }
     seeds = {r["seed"] for r in (first, again, other)}
     assert len(seeds) == 2  # one for each id
@@ -143,6 +147,38 @@ def test_one_bad_conversation_is_refused_and_the_others_are_answered() -> None:
     (refused,) = [r for r in came if isinstance(r, Refusal)]
     assert refused == Refusal("a1", "HTTP 400: maximum context length is 9 tokens")
     assert len(came) == 3
+
+
+# -- vLLM's own bodies --------------------------------------------------------------------------------------
+
+VLLM: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "endpoint" / "vllm-0.32.0.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["length", "stop", "two_turns", "without"])
+def test_what_vllm_says_is_understood(name: str) -> None:
+    body = VLLM[name]["body"]
+    (reply,) = told(lambda e: e.send(200, body), [ask()])
+    assert isinstance(reply, Reply)
+    assert reply.text == body["choices"][0]["message"]["content"]
+    assert reply.finish_reason == ("stop" if name in ("stop", "two_turns") else "length")
+    if name == "without":
+        assert reply.token_ids is reply.prompt_ids is None
+    else:
+        assert reply.token_ids == tuple(body["choices"][0]["token_ids"])
+        assert len(reply.token_ids) == body["usage"]["completion_tokens"]
+        assert reply.prompt_ids is not None
+        assert len(reply.prompt_ids) == body["usage"]["prompt_tokens"]
+
+
+def test_vllms_refusals_are_understood() -> None:
+    def replay(name: str) -> list[Reply | Refusal]:
+        return told(lambda e: e.send(VLLM[name]["status"], VLLM[name]["body"]), [ask()])
+
+    (refused,) = replay("too_long")
+    assert isinstance(refused, Refusal)
+    assert "maximum context length is 1024 tokens" in refused.reason
+    with pytest.raises(UsageError, match="The model `other` does not exist"):
+        replay("no_model")
 
 
 # -- faults that pass ---------------------------------------------------------------------------------------

@@ -424,7 +424,31 @@ def test_a_server_that_dies_midway_is_told_with_what_is_done(tmp_path: Path) -> 
     assert [a.id for a in remote(tmp_path, served)] == [a.id for a in asked()]
 
 
-# -- real bodies --------------------------------------------------------------------------------------------
+@pytest.mark.real
+def test_vllms_own_bodies_are_the_targets_answers(tmp_path: Path) -> None:
+    """Recorded from vLLM 0.32.0 serving SmolLM2-135M-Instruct (greedy, 24 and 64 tokens at most)."""
+    bodies = json.loads((Path(__file__).parent / "fixtures" / "endpoint" / "vllm-0.32.0.json").read_text())
+    text = targets.load_text_side("smollm2")
+    renderer = Renderer(text.tokenizer, text.eos_ids)
+    questions = [Asked("length", "v", ("What is a comet?",)), Asked("stop", "v", ("Say only: yes",))]
+
+    def replay(exchange: Exchange) -> None:
+        (name,) = [q.id for q in questions if q.turns[0] == exchange.request["messages"][0]["content"]]
+        exchange.send(200, bodies[name]["body"])
+
+    with serving(replay, ["smollm2"]) as server:
+        answerer = Remote(Endpoint(server.url, max_new_tokens=24), renderer, text.vocab_size)
+        done = list(regenerate(questions, answerer, renderer, tmp_path, max_positions=text.max_positions))
+    for one in done:
+        choice = bodies[one.id]["body"]["choices"][0]
+        assert (one.ids, one.finish_reason) == ("target", one.id)
+        assert one.messages[-1]["content"] == choice["message"]["content"]
+        assert one.token_ids == choice["token_ids"]
+        rendered = renderer.record(one.messages, "v", cut=one.id == "length", where="here")
+        assert record_from_answer(one).to_json() == rendered.to_json()
+
+
+# -- the journal itself --------------------------------------------------------------------------------------------
 
 
 def test_the_journal_is_json_lines_that_say_it_all(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Token ids are asked for with ``return_token_ids``, which two engines know:
                  in the choice
     SGLang 0.5.23  srt/entrypoints/openai/serving_chat.py: ``prompt_token_ids`` and ``response_token_ids`` in the choice
 llama.cpp's server has ``return_tokens`` for /completion but not for chat; it, and others, ignore what they do not
-know. A server that refuses it (400) is asked again without.
+know. vLLM fills what a request leaves open from the model's generation_config.json (Qwen's has top-k 20 and a
+repetition penalty), so the neutral values are said. A server that refuses either (400) is asked again without.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ONE_ASK = (400, 413, 422)  # what is wrong with one conversation, not with the s
 TRIES = 8
 LONGEST_WAIT = 60.0  # seconds between tries, unless the server asks for more
 MOST_ASKED_WAIT = 600.0
+EXTRAS: Mapping[str, Any] = {"return_token_ids": True, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 SHOWN = 300  # characters of a server's own words
 
 
@@ -83,7 +85,7 @@ class Endpoint:
         self._done: queue.SimpleQueue[Reply | Refusal | BaseException] = queue.SimpleQueue()
         self._owed = 0
         self._fault: BaseException | None = None
-        self._wants_ids = True
+        self._extras = True
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._client = httpx.Client(
             timeout=httpx.Timeout(timeout, connect=30.0),
@@ -144,18 +146,19 @@ class Endpoint:
                 self._done.put(error)
 
     def _answer(self, ask: Ask) -> Reply | Refusal:
-        wants_ids = self._wants_ids
-        status, body = self._persist("POST", "/chat/completions", self._request(ask, wants_ids), _reply_body)
-        if status == 400 and wants_ids:
+        extras = self._extras
+        status, body = self._persist("POST", "/chat/completions", self._request(ask, extras), _reply_body)
+        if status == 400 and extras:
             status, body = self._persist("POST", "/chat/completions", self._request(ask, False), _reply_body)
             if status == 200:
-                self._wants_ids = False
+                self._extras = False
         if status != 200:
             return Refusal(ask.id, f"HTTP {status}: {_words(body)}")
         return _reply(ask.id, json.loads(body))
 
-    def _request(self, ask: Ask, wants_ids: bool) -> dict[str, Any]:
+    def _request(self, ask: Ask, extras: bool) -> dict[str, Any]:
         request: dict[str, Any] = {
+            **(EXTRAS if extras else {}),
             "model": self.model,
             "messages": list(ask.messages),
             "max_tokens": self.max_new_tokens,
@@ -166,8 +169,6 @@ class Endpoint:
         }
         if self.sampling.top_k is not None:
             request["top_k"] = self.sampling.top_k
-        if wants_ids:
-            request["return_token_ids"] = True
         return request
 
     def _chosen(self, wished: str | None) -> str:

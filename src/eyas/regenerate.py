@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -82,7 +83,7 @@ class Plan:
         said = f"{self.turns} turns to answer{kept}, at most {self.most_tokens:,} tokens"
         if self.most_seconds is None or self.tokens_per_second is None:
             return f"{said}; how fast is the endpoint's affair."
-        return f"{said}: up to {self.most_seconds / 60:.0f} min at {self.tokens_per_second:.0f} tokens/s."
+        return f"{said}: up to {math.ceil(self.most_seconds / 60)} min at {self.tokens_per_second:.0f} tokens/s."
 
 
 @dataclass
