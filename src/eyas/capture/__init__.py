@@ -3,8 +3,7 @@
 Which records a shard holds, how they are batched and in which order they lie follows from records and options alone,
 so a shard made again is the same shard.
 
-Memory: the target, one shard twice (filled, then serialised), the activations of one batch, and about 0.3 KB a
-record of bookkeeping.
+Memory: the target, one shard, the activations of one batch, and about 0.3 KB a record of bookkeeping.
 """
 
 from __future__ import annotations
