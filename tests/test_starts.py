@@ -122,8 +122,8 @@ def judged(drafter: Drafter, target: Target) -> tuple[float, int]:
     states = taps.run(target, batch.input_ids, batch.lengths, drafter.config.taps)
     slots = objective.trained_slots(batch.loss_mask, 1)
     wanted = objective.label_positions(slots, batch.input_ids.shape[1])
-    teacher = objective.teach(target, states.last, wanted, drafter)
-    found = objective.loss(drafter, teacher, states.taps, batch.input_ids, slots, [1.0])
+    teacher = objective.teach(target, states, wanted, drafter)
+    found = objective.loss(drafter, teacher, states.taps, batch.input_ids, slots)
     return float(found.sums[0] / found.counts[0]), int(found.hits[0])
 
 
@@ -192,7 +192,9 @@ def test_llama3_scaling_is_kept() -> None:
 
 
 def test_a_target_with_latent_attention_gets_a_llama_shaped_drafter() -> None:
-    text = DeepseekV3Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, intermediate_size=96)
+    text = DeepseekV3Config(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, intermediate_size=96, v_head_dim=16
+    )
     target: Any = SimpleNamespace(config=text, hidden_size=64, vocab_size=tiny.VOCAB)
     shape = starts.config_for(target, (2, 4), 50)
     assert shape.num_attention_heads == 4

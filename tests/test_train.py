@@ -255,12 +255,12 @@ def test_patience_stops_when_nothing_gets_better(tmp_path: Path, monkeypatch: py
 
 def test_a_sample_of_later_slots_trains_another_way_to_the_same_end(tmp_path: Path) -> None:
     ears, other = Ears(), Ears()
-    go(tmp_path / "all", config(steps=60), ears)
-    go(tmp_path / "few", config(steps=60, later_share=0.4), other)
+    go(tmp_path / "all", config(steps=40, measure_every=100), ears)
+    go(tmp_path / "few", config(steps=40, measure_every=100, later_share=0.4), other)
     assert ears.losses != other.losses
     fall, other_fall = (np.mean(e.losses[:5]) - np.mean(e.losses[-5:]) for e in (ears, other))
-    assert fall > 0.3
-    assert other_fall == pytest.approx(fall, rel=0.2)
+    assert fall > 0.2
+    assert other_fall == pytest.approx(fall, rel=0.25)
 
 
 WORKER = """
@@ -273,9 +273,9 @@ progress = t.go(Path(sys.argv[1]), t.config(**eval(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("changes", [{"batch": 2}, {"batch": 3, "later_share": 0.5, "accumulate": 2, "init": "ridge"}])
-def test_two_processes_give_what_one_gives(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     """Batches of 2 over five records leave a last one of a single row, which the second process sits out."""
+    changes = {"batch": 2, "later_share": 0.5, "accumulate": 2, "init": "ridge", "noise": 0.1}
     go(tmp_path / "one", config(**changes))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]

@@ -72,7 +72,7 @@ def _heads(target: Target) -> tuple[int, int, int]:
     text = target.config
     if getattr(text, "kv_lora_rank", None):
         width = int(text.v_head_dim)
-        heads = target.hidden_size // width
+        heads = max(1, target.hidden_size // width)
         return heads, math.gcd(heads, 8), width
     heads = int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or target.hidden_size // heads)

@@ -299,7 +299,7 @@ class Run:
             return (step + 1) / warm
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.total_steps - warm)))
 
-    def _loss(self, batch: batches.Batch, part: int) -> objective.Loss:
+    def _loss(self, batch: batches.Batch, part: int = 0) -> objective.Loss:
         config = self.config
         seeds = [(config.seed, self.progress.step, part, row) for row in batch.index]  # a resumed run draws the same
         states = self._run(self.target, batch.input_ids, batch.lengths, self.tap_list)
