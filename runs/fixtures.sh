@@ -18,7 +18,7 @@ make_one() { # name, target, records, options of eyas train
     shift 3
     if [[ -n "${ONLY:-}" && "$ONLY" != "$name" ]]; then return; fi
     eyas train --records "$records" --target "$target" --out "$out/$name" --overwrite \
-        --draft-vocab 4096 --freeze-head --batch 4 --seed 0 "$@"
+        --draft-vocab 4096 --freeze-head --batch 4 --later-share 0.4 --keep-states --seed 0 "$@"
 }
 
 keep() { # name: into the repository, without the curves of the run
@@ -43,6 +43,6 @@ make_one smollm2-eagle31 smollm2 "${SMOLLM2:?}" --taps 2,15,27 --intermediate-si
     --fc-norm --norm-output --own-embedding --steps 120 --measure-every 60
 
 # Another architecture, a vocabulary of 262,144, sliding windows; heads of 64 where the target has 256.
-make_one gemma3-tap-0 gemma3 "${GEMMA3:?}" --taps 0,9,15 --intermediate-size 512 --head-dim 64 \
+make_one gemma3-tap-0 gemma3-270m "${GEMMA3:?}" --taps 0,9,15 --intermediate-size 512 --head-dim 64 \
     --steps 240 --measure-every 80
 keep gemma3-tap-0

@@ -193,7 +193,7 @@ def test_prepare_records_train_check(capsys: Capture, tmp_path: Path) -> None:
 
 def test_demo(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demo = importlib.import_module("eyas.cli.demo")
-    for name, fewer in (("SHIPPED_RECORDS", 8), ("RECORDS", 6), ("PROMPTS", 1), ("NEW_TOKENS", 24)):
+    for name, fewer in (("SHIPPED_RECORDS", 8), ("TRAINED", 24), ("RECORDS", 6), ("PROMPTS", 1), ("NEW_TOKENS", 24)):
         monkeypatch.setattr(demo, name, fewer)
     ran = call(capsys, "demo", "--out", tmp_path / "demo", "--minutes", "0.2")
     assert ran.code == 0, ran.err

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFTER, CONVERSATIONS = "smollm2", "smollm2-eagle3", "demo.jsonl.gz"
 PROMPTS, NEW_TOKENS, DRAFT_TOKENS = 3, 64, 2
-TRAINED = 160  # records a fresh drafter learns from: running the target over them is half of its time
+TRAINED = 140  # records a fresh drafter learns from: running the target over them is half of its time
 RECORDS = 24  # held-out records it is measured on: enough to see it rise
 SHIPPED_RECORDS = 24
 
@@ -31,7 +31,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the fresh drafter and the page.")] = Path(
         "demo-out"
     ),
-    minutes: Annotated[float, typer.Option(help="How long to train the fresh drafter, measuring aside.")] = 2.5,
+    minutes: Annotated[float, typer.Option(help="How long to train the fresh drafter, measuring aside.")] = 2.0,
 ) -> None:
     """See it work: a shipped drafter checked and run, a fresh one trained and checked, a page with pictures."""
     common.quiet_threads()
@@ -155,7 +155,7 @@ def train_fresh(show: Show, target: Target, out: Path, minutes: float) -> Progre
         freeze_head=True,
         keep_states=True,
         ridge_tokens=100_000,  # all of them: their states are kept, so looking costs nothing twice
-        measure_every=max(10, round(16 * minutes)),
+        measure_every=max(10, round(20 * minutes)),
         measure_records=RECORDS,
     )
     with Drawn() as listener:
