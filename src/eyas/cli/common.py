@@ -62,6 +62,7 @@ def quiet_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of the libraries; ours are rich's
 
 
 def load_target(
