@@ -44,6 +44,8 @@ def test_cut_anywhere_it_holds_the_lines_that_were_whole(tmp_path: Path) -> None
         with Journal(tmp_path, HEADER) as journal:
             assert len(journal) == max(0, whole - 1)
             assert journal.torn_bytes == end - (data[:end].rfind(b"\n") + 1)
+            left = data[: max(end - journal.torn_bytes, data.index(b"\n") + 1)]
+            assert (tmp_path / NAME).read_bytes() == left
             for i in range(len(journal), 4):
                 journal.append({"id": f"é{i}", "said": "x" * i})
         assert (tmp_path / NAME).read_bytes() == data

@@ -121,7 +121,7 @@ class Batch:
             taken = set(map(id, chosen))
             self._pending = [ask for ask in self._pending if id(ask) not in taken]
             free -= len(chosen)
-            fed += sum(len(ask.prompt_ids) for ask in chosen)
+            fed += sum(self._fed(ask) for ask in chosen)
             left -= self._bytes(made.admitted, made.capacity)
         return new
 
@@ -133,11 +133,15 @@ class Batch:
         columns = tokens = 0
         for ask in [self._pending[0], *near][:most]:
             columns = max(columns, len(ask.prompt_ids))
-            tokens += len(ask.prompt_ids)
+            tokens += self._fed(ask)
             if tokens > most_tokens or self._bytes(len(chosen) + 1, columns + self.max_new_tokens) > most_bytes:
                 break
             chosen.append(ask)
         return chosen
+
+    def _fed(self, ask: Ask) -> int:
+        """Tokens of its prompt that go through the model."""
+        return len(ask.prompt_ids) - (self._beginning.skip(ask) if self._beginning else 0)
 
     def _row(self, ask: Ask) -> Row:
         room = min(self.max_new_tokens, self.target.max_positions - len(ask.prompt_ids))

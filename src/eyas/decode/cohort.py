@@ -51,9 +51,10 @@ class Beginning:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
-    def begins(self, ask: Ask) -> bool:
+    def skip(self, ask: Ask) -> int:
+        """How many tokens of a prompt are known from here; one at least is left to be fed."""
         F = len(self.token_ids)
-        return len(ask.prompt_ids) > F and ask.prompt_ids[:F] == self.token_ids
+        return F if len(ask.prompt_ids) > F and ask.prompt_ids[:F] == self.token_ids else 0
 
 
 class Part(Protocol):
@@ -129,9 +130,7 @@ class Prefill:
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
         shared = cohort.beginning
-        self._skipped = [
-            len(shared.token_ids) if shared is not None and shared.begins(row.ask) else 0 for row in cohort.rows
-        ]
+        self._skipped = [shared.skip(row.ask) if shared is not None else 0 for row in cohort.rows]
         self._fed = [row.ask.prompt_ids[skip:] for row, skip in zip(cohort.rows, self._skipped, strict=True)]
 
     def token_ids(self) -> list[int]:
