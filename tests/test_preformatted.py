@@ -192,6 +192,13 @@ def test_a_template_that_knows_tools_renders_them_itself() -> None:
     assert "<tool_response>\nsun\n</tool_response>" in whole
 
 
+def test_thinking_has_two_names_among_templates() -> None:
+    other = renderer(QWEN3.replace("reasoning_content", "thinking"))
+    assert other.knows.thinking
+    for made in (renderer(QWEN3), other):
+        assert supervised(made.record(TOOL_TURNS, "s", cut=False, where=""))[1].startswith("<think>\nit is dry\n")
+
+
 def test_what_a_template_does_not_know_is_written_into_the_text() -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Graz"}}\n</tool_call>'
     said = [

@@ -244,6 +244,17 @@ def test_columns_that_change_their_type_are_named_and_left_out(tmp_path: Path) -
     assert (audit.records, audit.bad) == (2, 2)
 
 
+def test_skip_bad_keeps_what_was_whole_and_refuses_what_never_was(tmp_path: Path) -> None:
+    path, hopeless = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text(json.dumps([chat("Q", "A"), chat("R", "B"), chat("S", "C")])[:-20])
+    hopeless.write_text('[{"messages":')
+    audit = run(sources.read([path]), tmp_path / "out", skip_bad=True)
+    assert (audit.lines, audit.records, audit.bad) == (3, 2, 1)
+    with pytest.raises(InputError, match=r"b\.json, item 1"):
+        run(sources.read([path, hopeless]), tmp_path / "other", skip_bad=True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_templates_mixed_in_one_input_are_named(tmp_path: Path) -> None:
     ours = renderer().text(chat("Q", "A")["messages"], prompt=False)
     other = renderer(LLAMA3).text(chat("Q", "A")["messages"], prompt=False)

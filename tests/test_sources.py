@@ -350,8 +350,10 @@ def test_a_container_too_large_to_hold_is_streamed(tmp_path: Path, monkeypatch: 
     path.write_text(json.dumps({"version": [1, 2], "rows": ROWS, "end": "x"}))
     with pytest.raises(InputError, match="item 1"):  # a list of numbers comes first, and holds no rows
         found(path)
-    path.write_text(json.dumps({"version": 1, "rows": ROWS, "end": "x"}))
-    assert found(path) == ROWS
+    path.write_text(json.dumps({"version": 1234567, "rows": ROWS, "end": 1.25}))
+    for chunk in (1, 2, 3, 5, 64):  # a number may be cut in two, and half of it is a number too
+        monkeypatch.setattr(json_stream, "CHUNK_CHARS", chunk)
+        assert found(path) == ROWS
     path.write_text(json.dumps({"train": ROWS, "test": ROWS}))
     assert "two lists, 'train' and 'test'" in told(path)
     path.write_text(json.dumps({"rows": ROWS})[:-30])

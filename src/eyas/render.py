@@ -203,7 +203,7 @@ class Renderer:
         turn, knows = dict(message), self.knows
         if thought := turn.get("reasoning_content"):
             if knows.thinking:
-                turn["thinking"] = thought  # templates read one of the two names
+                turn["thinking"] = thought  # templates read one of the two names; newer transformers fill in both
             else:
                 del turn["reasoning_content"]
                 turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
