@@ -475,6 +475,19 @@ def test_noise_is_within_its_bounds_and_follows_its_seed() -> None:
     assert not torch.equal(noisy, noise.uniform(tapped, batch.lengths, 0.1, [(5, row) for row in range(3)]))
 
 
+def test_noise_is_another_one_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, uniform = list[int](), noise.uniform
+
+    def watched(tapped: Tensor, lengths: Tensor, amount: float, seed: int) -> Tensor:
+        drawn.append(seed)
+        return uniform(tapped, lengths, amount, seed)
+
+    monkeypatch.setattr(noise, "uniform", watched)
+    for seed in (0, 1):
+        go(tmp_path / str(seed), config(noise=0.5, steps=2, batch=1, accumulate=2, seed=seed))
+    assert len(set(drawn)) == len(drawn) == 8
+
+
 def test_noise_changes_the_loss_and_not_the_measurement(tmp_path: Path) -> None:
     ears, other = Ears(), Ears()
     go(tmp_path / "on", config(noise=0.5, steps=2), ears)
