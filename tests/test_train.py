@@ -476,11 +476,11 @@ def test_noise_is_within_its_bounds_and_follows_its_seed() -> None:
 
 
 def test_noise_is_another_one_for_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, uniform = list[int](), noise.uniform
+    drawn, uniform = list[tuple[int, ...]](), noise.uniform
 
-    def watched(tapped: Tensor, lengths: Tensor, amount: float, seed: int) -> Tensor:
-        drawn.append(seed)
-        return uniform(tapped, lengths, amount, seed)
+    def watched(tapped: Tensor, lengths: Tensor, amount: float, seeds: Sequence[tuple[int, ...]]) -> Tensor:
+        drawn.extend(seeds)
+        return uniform(tapped, lengths, amount, seeds)
 
     monkeypatch.setattr(noise, "uniform", watched)
     for seed in (0, 1):

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 
+OF_ITS_OWN = 1  # ends a seed, so that noise and the sample of slots are not the same draws
+
+
 def uniform(tapped: Tensor, lengths: Tensor, amount: float, seeds: Sequence[Sequence[int]]) -> Tensor:
     """Taps [B, T, C*D] with noise in [-amount, amount] times each feature's RMS over the row's own tokens.
 
@@ -21,6 +24,6 @@ def uniform(tapped: Tensor, lengths: Tensor, amount: float, seeds: Sequence[Sequ
     noisy = tapped.clone()
     for row, (n, seed) in enumerate(zip(lengths.tolist(), seeds, strict=True)):
         said = tapped[row, :n]
-        drawn = np.random.default_rng(seed).uniform(-amount, amount, said.shape).astype(np.float32)
+        drawn = np.random.default_rng((*seed, OF_ITS_OWN)).uniform(-amount, amount, said.shape).astype(np.float32)
         noisy[row, :n] += torch.from_numpy(drawn).to(said) * said.pow(2).mean(0).sqrt()
     return noisy
