@@ -11,7 +11,7 @@ demo: $(VENV)/installed
 	$(BIN)/eyas demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 OF_ITS_OWN = 1  # ends a seed, so that noise and the sample of slots are not the same draws
 
 
