@@ -47,7 +47,9 @@ def prepare(
         bool, typer.Option("--regenerate", help="Let the target answer what users ask, instead of the data's answers.")
     ] = False,
     url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint that answers; else in process.")] = None,
-    model: Annotated[str | None, typer.Option(help="The endpoint's name of the target, if it serves several.")] = None,
+    url_model: Annotated[
+        str | None, typer.Option("--url-model", help="The endpoint's name of the target, if it serves several.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, typer.Option(help="Sampling temperature of answers; 0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Share of the probability that sampling keeps.")] = 1.0,
@@ -91,7 +93,7 @@ def prepare(
         answerer: Answerer
         if url:
             endpoint = Endpoint(
-                url, model=model, max_new_tokens=max_new_tokens, sampling=sampling, concurrency=concurrency
+                url, model=url_model, max_new_tokens=max_new_tokens, sampling=sampling, concurrency=concurrency
             )
             answerer = Remote(endpoint, renderer, side.vocab_size)
         else:
