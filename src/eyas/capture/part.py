@@ -71,7 +71,7 @@ class Part:
         self.refuse_full_disk(kept)
         lines = [{"facts": self.facts.model_dump(mode="json")}, *(s.model_dump(mode="json") for s in kept.values())]
         files.write_text(self.folder / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
-        (self.folder / MANIFEST).unlink(missing_ok=True)
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # before the shards it names
         for path in self.folder.iterdir():  # what is not kept, and what a killed run left half-written
             if path.name not in (".lock", JOURNAL, *kept):
                 path.unlink()

@@ -14,10 +14,9 @@ A tap is a tensor of its own, so that a drafter on fewer taps reads fewer bytes.
 tap n, before the final norm, not the normed state: the norm makes the second of the first (and costs nothing beside
 the head), while the first cannot be had back from the second, and whoever asks later whether somebody mixed the two
 up needs both. bf16 rounds each number relative to itself, so the labels are as good either way. Tap n is never fp8:
-the labels come from it, and at 1/16 of a number the target's first choice is no longer the same.
+the labels come from it, and an error of up to a sixteenth of every number would reach them.
 
-fp8 has a scale per token and tap, because the residual stream grows a hundredfold from the first layer to the last
-and its first token outgrows the others a thousandfold.
+fp8 has a scale per token and tap, because taps differ in size by far and the first token outgrows all others.
 
 Letters: B batch, T positions, D target width, C taps, N tokens of a shard.
 """
