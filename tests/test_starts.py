@@ -152,6 +152,18 @@ def test_an_embedding_of_its_own_starts_as_the_targets() -> None:
         assert drafter.embed_tokens.weight.data_ptr() != target.embedding.data_ptr()
 
 
+@pytest.mark.parametrize("shape", ["usual", "fc_norm", "norm_before_fc", "both_norms"])
+def test_fc_is_given_features_of_one_size(shape: str) -> None:
+    """The scale is that of what fc sees, after the norms: before them taps differ tenfold and more."""
+    target = tiny.target("llama")
+    tapped = rows_of(target, (0, 2, 4))[0]
+    drafter = begun("random", target, (0, 2, 4), **tiny.SHAPES[shape])
+    seen = drafter.norm_taps(tapped) * drafter.tap_scale
+    assert torch.allclose(seen.pow(2).mean(0).sqrt(), torch.ones(()), atol=1e-3)
+    sizes = tapped.pow(2).mean(0).sqrt()
+    assert float(sizes.max() / sizes.min()) > 10
+
+
 # -- the shape ------------------------------------------------------------------------------------------------
 
 
