@@ -4,6 +4,9 @@
 #
 #   SMOLLM2=records GEMMA3=records runs/fixtures.sh [OUT]     folders written by `eyas prepare` for each target
 #
+# SMOLLM2 was the first 700 training and 40 held-out records of the shipped drafter's mix. GEMMA3 (a base model):
+#   eyas prepare PROMPTS --target gemma3-270m --raw --regenerate --max-new-tokens 80 --held-out 0.12 --out RECORDS
+#
 # Run it in an environment where eyas is installed. About 10 minutes a drafter on two cores; an interrupted run is
 # begun again. ONLY=name makes one of them.
 set -euo pipefail
@@ -21,10 +24,10 @@ make_one() { # name, target, records, options of eyas train
         --draft-vocab 4096 --freeze-head --batch 4 --later-share 0.4 --keep-states --seed 0 "$@"
 }
 
-keep() { # name: into the repository, without the curves of the run
+keep() { # name: into the repository
     if [[ -n "${ONLY:-}" && "$ONLY" != "$1" ]]; then return; fi
     mkdir -p "$fixtures/$1"
-    cp "$out/$1/config.json" "$out/$1/model.safetensors" "$fixtures/$1/"
+    cp "$out/$1"/{config,provenance,curves}.json "$out/$1/model.safetensors" "$fixtures/$1/"
     local bytes
     bytes="$(stat -c %s "$fixtures/$1/model.safetensors")"
     if ((bytes > 12000000)); then
@@ -35,7 +38,7 @@ keep() { # name: into the repository, without the curves of the run
 
 # Taps 0, 2, 15 of 30: the embedding among them, none from the top.
 make_one smollm2-taps-0-2-15 smollm2 "${SMOLLM2:?}" --taps 0,2,15 --intermediate-size 512 \
-    --steps 240 --measure-every 80
+    --steps 300 --measure-every 100 --measure-records 32
 keep smollm2-taps-0-2-15
 
 # EAGLE-3.1 with an embedding of its own: 57 MB of embedding, so it is made again from its seed and not committed.
