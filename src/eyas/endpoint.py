@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ MAX_BODY_BYTES = 16 * 2**20
 AGAIN = (408, 409, 425, 429)  # and every 5xx
 ONE_ASK = (400, 413, 422)  # what is wrong with one conversation, not with the server
 TRIES = 8
+LAST_WORDS = 2.0  # seconds
 LONGEST_WAIT = 60.0  # seconds between tries, unless the server asks for more
 MOST_ASKED_WAIT = 600.0
 EXTRAS: Mapping[str, Any] = {"return_token_ids": True, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -111,6 +113,9 @@ class Endpoint:
         self._closing.set()
         for _thread in self._threads:
             self._asks.put(None)
+        patience = time.monotonic() + LAST_WORDS  # a request under way ends by itself, or is cut off below
+        for thread in self._threads:
+            thread.join(max(0.0, patience - time.monotonic()))
         self._client.close()
 
     @property
