@@ -91,7 +91,7 @@ def gigabytes(model: nn.Module, device_map: DeviceMap) -> dict[str, float]:
             memory = get_max_memory()
         else:
             memory = get_balanced_memory(model, no_split_module_classes=whole, low_zero=device_map == "balanced_low_0")
-        device_map = infer_auto_device_map(model, max_memory=memory, no_split_module_classes=whole)
+        device_map = dict(infer_auto_device_map(model, max_memory=memory, no_split_module_classes=whole))
     sizes, held = compute_module_sizes(model), dict[str, float]()
     for name, device in device_map.items():
         held[str(device)] = held.get(str(device), 0.0) + sizes[name] / 1e9
