@@ -68,13 +68,7 @@ def write_drafter(folder: Path, target: Target, *, size: int = 64) -> Path:
         depths=5,
         draft_vocab_size=size,
         rope=drafter.config.rope_parameters,
-        target={
-            "fingerprint": target.fingerprint(),
-            "architecture": target.architecture,
-            "num_layers": target.num_layers,
-            "hidden_size": target.hidden_size,
-            "vocab_size": target.vocab_size,
-        },
+        target=target.identity(),
     )
     checkpoint.save(drafter, folder, contract, {}, dtype=torch.float32)
     return folder

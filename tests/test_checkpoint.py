@@ -53,13 +53,7 @@ def contract_for(drafter: Drafter, target: Target) -> Contract:
         rope=drafter.config.rope_parameters,
         draft_vocab_size=drafter.config.draft_vocab_size,
         vocab_sha256=checkpoint.vocab_sha256(drafter.vocab),
-        target={
-            "fingerprint": target.fingerprint(),
-            "architecture": target.architecture,
-            "num_layers": target.num_layers,
-            "hidden_size": target.hidden_size,
-            "vocab_size": target.vocab_size,
-        },
+        target=target.identity(),
     )
 
 

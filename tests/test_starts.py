@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,17 +18,6 @@ from eyas.starts import Rows
 from eyas.target import Target
 
 torch.set_num_threads(1)
-
-
-@cache
-def nearly_linear() -> Target:
-    """A target whose layers hardly add to the embedding, so that a linear map can foretell it."""
-    usual = tiny.target("llama")
-    model = copy.deepcopy(usual.model)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.mul_(0.01)
-        layer.mlp.down_proj.weight.mul_(0.01)
-    return Target("linear", None, model, None, usual.config)
 
 
 def rows_of(target: Target, tap_list: tuple[int, ...]) -> Rows:
@@ -129,7 +116,7 @@ def judged(drafter: Drafter, target: Target) -> tuple[float, int]:
 
 @pytest.mark.parametrize("shape", [s for s in tiny.SHAPES if s not in ("attention_bias", "eagle31")])
 def test_the_ridge_start_beats_a_random_one_in_every_shape(shape: str) -> None:
-    target = nearly_linear()
+    target = tiny.nearly_linear()
     (ridge, right), (chance, lucky) = (
         judged(begun(init, target, (1, 2, 4), **tiny.SHAPES[shape]), target) for init in ("ridge", "random")
     )
@@ -138,7 +125,7 @@ def test_the_ridge_start_beats_a_random_one_in_every_shape(shape: str) -> None:
 
 
 def test_later_layers_of_the_ridge_start_add_nothing() -> None:
-    target = nearly_linear()
+    target = tiny.nearly_linear()
     one, three = (begun("ridge", target, (1, 2, 4), num_hidden_layers=n) for n in (1, 3))
     assert torch.equal(first_depth(one, target)[0], first_depth(three, target)[0])
     assert three.layer(2).mlp.up_proj.weight.any(), "a layer of zeros would learn nothing"

@@ -52,6 +52,10 @@ def batch(*index: int) -> batches.Batch:
     return batches.collate(RECORDS, index)
 
 
+def of(stored: StoredStates, target: Target, given: batches.Batch, tap_list: tuple[int, ...]) -> taps.States:
+    return stored.run(target, given.input_ids, given.lengths, tap_list)
+
+
 def online(given: batches.Batch, tap_list: tuple[int, ...] = TAPS, target: Target | None = None) -> taps.States:
     return taps.run(target or tiny.target("llama"), given.input_ids, given.lengths, tap_list)
 
@@ -63,7 +67,7 @@ def online(given: batches.Batch, tap_list: tuple[int, ...] = TAPS, target: Targe
 def test_stored_states_are_the_targets_up_to_bf16(tmp_path: Path, kind: str) -> None:
     target = tiny.target(kind)
     stored, given = captured(tmp_path / "s", RECORDS, target), batch(5, 0, 3)
-    found, wanted = stored.of(target, given, TAPS), online(given, TAPS, target)
+    found, wanted = of(stored, target, given, TAPS), online(given, TAPS, target)
     assert found.taps.shape == wanted.taps.shape
     assert found.taps.dtype == found.last.dtype == torch.float32
     for row, n in enumerate(given.lengths.tolist()):
@@ -75,7 +79,7 @@ def test_stored_states_are_the_targets_up_to_bf16(tmp_path: Path, kind: str) -> 
 
 def test_the_last_tap_is_kept_before_the_norm(folder: Path) -> None:
     given, target = batch(2, 1), tiny.target("llama")
-    found = StoredStates(folder).of(target, given, (LAST,))
+    found = of(StoredStates(folder), target, given, (LAST,))
     wanted = online(given, (LAST,))
     n = int(given.lengths.min())
     assert torch.allclose(found.taps[:, :n], wanted.taps[:, :n], rtol=BF16, atol=1e-5)
@@ -85,8 +89,8 @@ def test_the_last_tap_is_kept_before_the_norm(folder: Path) -> None:
 
 def test_some_of_the_stored_taps_are_these(folder: Path) -> None:
     stored, given, target = StoredStates(folder), batch(4, 6), tiny.target("llama")
-    whole = stored.of(target, given, TAPS).taps.split(48, dim=-1)
-    some = stored.of(target, given, (1, 4)).taps
+    whole = of(stored, target, given, TAPS).taps.split(48, dim=-1)
+    some = of(stored, target, given, (1, 4)).taps
     assert torch.equal(some, torch.cat((whole[0], whole[2]), dim=-1))
     assert not torch.equal(whole[0], whole[1])
 
@@ -94,7 +98,7 @@ def test_some_of_the_stored_taps_are_these(folder: Path) -> None:
 def test_the_last_tap_may_be_a_drafters_too(tmp_path: Path) -> None:
     stored, given, target = captured(tmp_path / "s", RECORDS, taps=(2, LAST)), batch(1, 2), tiny.target("llama")
     assert stored.facts.stored == (2, LAST)
-    found, n = stored.of(target, given, (2, LAST)), int(given.lengths.min())
+    found, n = of(stored, target, given, (2, LAST)), int(given.lengths.min())
     assert torch.allclose(found.taps[:, :n], online(given, (2, LAST)).taps[:, :n], rtol=BF16, atol=1e-5)
 
 
@@ -120,7 +124,7 @@ def test_only_asked_rows_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch)
         return rows(file, path, name, asked, *rest)
 
     monkeypatch.setattr(store, "_rows", watched)
-    stored.of(tiny.target("llama"), batch(4), (2,))
+    of(stored, tiny.target("llama"), batch(4), (2,))
     names = {name for _, name, _ in read}
     assert names == {"input_ids", "tap.2", f"tap.{LAST}"}
     assert {n for _, _, n in read} == {RECORDS[4].seq_len}
@@ -147,8 +151,8 @@ def test_a_drafter_is_measured_without_the_target(folder: Path) -> None:
 
 def test_fp8_is_within_a_sixteenth_and_spares_the_last_tap(tmp_path: Path, folder: Path) -> None:
     given, target = batch(0, 3, 5), tiny.target("llama")
-    coarse = captured(tmp_path / "s", RECORDS, dtype="fp8").of(target, given, TAPS)
-    fine = StoredStates(folder).of(target, given, TAPS)
+    coarse = of(captured(tmp_path / "s", RECORDS, dtype="fp8"), target, given, TAPS)
+    fine = of(StoredStates(folder), target, given, TAPS)
     assert torch.equal(coarse.last, fine.last)
     assert not torch.equal(coarse.taps, fine.taps)
     largest = fine.taps.unflatten(-1, (3, 48)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 48).flatten(-2)
@@ -189,7 +193,7 @@ def test_parts_are_read_as_one(tmp_path: Path, folder: Path) -> None:
     held = {r.id for r in stored.records("heldout")}
     assert held == {r.id for r in RECORDS[-2:]}
     given, target = batch(0, 1, 2, 7), tiny.target("llama")
-    ours, theirs = stored.of(target, given, TAPS), StoredStates(folder).of(target, given, TAPS)
+    ours, theirs = of(stored, target, given, TAPS), of(StoredStates(folder), target, given, TAPS)
     assert torch.allclose(ours.taps, theirs.taps, rtol=BF16, atol=1e-5)  # batched otherwise
 
 
@@ -252,20 +256,20 @@ def test_another_targets_states_are_refused(folder: Path) -> None:
     other = Target("other", None, model, None, usual.config)
     for target in (other, tiny.target("qwen2")):
         with pytest.raises(TargetError, match="holds states of another target: LlamaForCausalLM of 5 layers") as caught:
-            stored.of(target, given, TAPS)
+            of(stored, target, given, TAPS)
         assert "--target" in caught.value.way_out
 
 
 def test_taps_that_are_not_stored_are_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"does not hold tap 0, 3; it holds 1,2,4,5") as caught:
-        StoredStates(folder).of(tiny.target("llama"), batch(0), (0, 2, 3))
+        of(StoredStates(folder), tiny.target("llama"), batch(0), (0, 2, 3))
     assert "--taps 0,1,2,3,4" in caught.value.way_out
 
 
 def test_unknown_records_are_named(folder: Path) -> None:
     stored, others = StoredStates(folder), tiny.tiny_records(7, seed=5)
     with pytest.raises(InputError, match=f"Record {others[0].id} .* is not in"):
-        stored.of(tiny.target("llama"), batches.collate(others, [0]), TAPS)
+        of(stored, tiny.target("llama"), batches.collate(others, [0]), TAPS)
     with pytest.raises(InputError, match=rf"7 of 15 records are not in .*{others[0].id}.*…") as caught:
         stored.require(tiny.target("llama"), TAPS, (*RECORDS, *others))
     assert "Capture them too" in caught.value.way_out
@@ -344,7 +348,7 @@ def spoilt(out: Path, data: bytes) -> Path:
 def refuses_to_read(out: Path) -> EyasError:
     stored, target = StoredStates(out), tiny.target("llama")
     with pytest.raises(InputError, match=r"00000\.safetensors") as caught:
-        stored.of(target, batch(0), TAPS)
+        of(stored, target, batch(0), TAPS)
     with pytest.raises(InputError, match=r"00000\.safetensors"):
         stored.records("train")
     assert caught.value.way_out
@@ -395,7 +399,7 @@ def test_tensors_of_another_shape_or_name_are_refused(copied: Path) -> None:
         refuses_to_read(spoilt(copied, save(change)))
     without = spoilt(copied, save({name: value for name, value in tensors.items() if name != "tap.2"}))
     with pytest.raises(InputError, match=r"tap\.2 cannot be read"):
-        StoredStates(without).of(tiny.target("llama"), batch(0), TAPS)
+        of(StoredStates(without), tiny.target("llama"), batch(0), TAPS)
 
 
 def test_swapped_records_are_noticed(copied: Path) -> None:
@@ -407,4 +411,4 @@ def test_swapped_records_are_noticed(copied: Path) -> None:
 
     stored = StoredStates(rewritten(copied, swap))
     with pytest.raises(InputError, match="does not hold record"):
-        stored.of(tiny.target("llama"), batch(0), TAPS)
+        of(stored, tiny.target("llama"), batch(0), TAPS)

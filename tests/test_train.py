@@ -357,18 +357,8 @@ def test_records_without_states_are_refused_at_once(tmp_path: Path) -> None:
 # -- starts ---------------------------------------------------------------------------------------------------
 
 
-def nearly_linear() -> Target:
-    """A target whose layers hardly add to the embedding, so that a linear map can foretell it."""
-    usual = tiny.target("llama")
-    model = copy.deepcopy(usual.model)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.mul_(0.01)
-        layer.mlp.down_proj.weight.mul_(0.01)
-    return Target("linear", None, model, None, usual.config)
-
-
 def test_the_ridge_start_beats_a_random_one(tmp_path: Path) -> None:
-    target, made, held = nearly_linear(), tiny.tiny_records(20), tiny.tiny_records(6, seed=99)
+    target, made, held = tiny.nearly_linear(), tiny.tiny_records(20), tiny.tiny_records(6, seed=99)
     batch = batches.collate(held, range(len(held)))
     entropy, hits = {}, {}
     for init in ("ridge", "random"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -193,3 +194,14 @@ def tiny_records(n: int, seed: int = 0) -> list[Record]:
             mask[15:18] = False
         made.append(Record(rng.integers(0, VOCAB, length).astype(np.int32), mask, f"tiny/{i}"))
     return made
+
+
+@cache
+def nearly_linear() -> Target:
+    """A target whose layers hardly add to the embedding, so that a linear map can foretell it."""
+    usual = target("llama")
+    model = copy.deepcopy(usual.model)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.01)
+        layer.mlp.down_proj.weight.mul_(0.01)
+    return Target("linear", None, model, None, usual.config)

@@ -123,6 +123,16 @@ class Target:
     def eos_ids(self) -> frozenset[int]:
         return eos_ids(getattr(self.model, "generation_config", None), self.config, self.tokenizer)
 
+    def identity(self) -> dict[str, Any]:
+        """Which target this is, as a contract and a store of states write it down."""
+        return {
+            "fingerprint": self.fingerprint(),
+            "architecture": self.architecture,
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+        }
+
     def fingerprint(self) -> str:
         """16 hex digits that change with the weights: shapes, 64 embedding rows and the final norm, read as bf16.
 

@@ -161,7 +161,6 @@ class Part:
         path = self.folder / name
         with files.written_whole(path) as temporary:
             checkpoint.write_tensors(tensors, temporary, {"eyas": "states"})
-            sync(temporary)
             size, digest = temporary.stat().st_size, provenance.sha256_file(temporary)
         shard = Shard(file=name, bytes=size, sha256=digest, records=tuple(placed))
         with open(self.folder / JOURNAL, "a", encoding="utf-8") as journal:
@@ -231,8 +230,3 @@ def read_journal(path: Path) -> tuple[Facts, list[Shard]]:
         return facts, [Shard.model_validate_json(line) for line in lines[1:]]
     except (ValidationError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(f"{path} cannot be gone on from: {error}.", way_out="Start again with --overwrite.") from error
-
-
-def sync(path: Path) -> None:
-    with open(path, "rb") as handle:
-        os.fsync(handle.fileno())

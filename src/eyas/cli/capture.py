@@ -63,9 +63,7 @@ def capture(
             part=part,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        name = {"dtype": "--states-dtype"}.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-        raise UsageError(f"{name} {first['input']!r}: {first['msg']}.", way_out="See `eyas capture --help`.") from error
+        raise common.invalid_option(error, "capture", dtype="states-dtype") from error
     with Drawn() as listener:
         result = capturing.capture(
             capturing.RecordFiles(paths, loaded.vocab_size, loaded.max_positions),

@@ -22,6 +22,9 @@ from rich.progress import (
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from eyas.errors import UsageError
     from eyas.target import Target
 
 out = Console()
@@ -111,6 +114,16 @@ def say_first_load(spec: str) -> None:
 def note(text: str) -> None:
     """A line on standard error that is no error."""
     err.print(Text.assemble(("note   ", "bold yellow"), text), soft_wrap=True)
+
+
+def invalid_option(error: ValidationError, verb: str, **options: str) -> UsageError:
+    """The first thing wrong with a verb's configuration; ``options`` are those spelt otherwise than its field."""
+    from eyas.errors import UsageError
+
+    first = error.errors()[0]
+    field = str(first["loc"][0])
+    option = options.get(field, field.replace("_", "-"))
+    return UsageError(f"--{option} {first['input']!r}: {first['msg']}.", way_out=f"See `eyas {verb} --help`.")
 
 
 def write_result(value: object, where: Path | None) -> None:

@@ -138,9 +138,7 @@ def train(
             seed=seed,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UsageError(f"{name} {first['input']!r}: {first['msg']}.", way_out="See `eyas train --help`.") from error
+        raise common.invalid_option(error, "train") from error
     with common.err.status("reading records …"):
         chosen, held, facts = read_records(records, held_out, loaded, stored)
     with Drawn() as listener:

@@ -105,13 +105,7 @@ def stored_taps(taps: Sequence[int], last: int) -> tuple[int, ...]:
 
 
 def target_facts(target: Target) -> TargetFacts:
-    return TargetFacts(
-        fingerprint=target.fingerprint(),
-        architecture=target.architecture,
-        num_layers=target.num_layers,
-        hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-    )
+    return TargetFacts(**target.identity())
 
 
 def part_name(part: tuple[int, int]) -> str:

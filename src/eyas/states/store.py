@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eyas import provenance
-from eyas.batches import Batch
 from eyas.errors import InputError, TargetError, UsageError
 from eyas.records import Record
 from eyas.states.manifest import (
@@ -43,7 +42,7 @@ class StoredStates:
     """A store, open for reading. Held in memory: where each record lies, about 0.3 KB a record. Of the shards only
     the rows asked for are read, through a memory map that is closed again.
 
-    ``of`` is what ``train.memory.StatesInMemory`` has too; ``run`` has the form of ``taps.run``.
+    ``run`` has the form of ``taps.run``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,10 +112,6 @@ class StoredStates:
                 f"{' …' if len(unknown) > 5 else ''}.",
                 way_out="Capture them too, or leave --records out to train on the records in the store.",
             )
-
-    def of(self, target: Target, batch: Batch, tap_list: tuple[int, ...]) -> States:
-        """States of a batch, as ``train.memory.StatesInMemory`` gives them."""
-        return self.run(target, batch.input_ids, batch.lengths, tap_list)
 
     @torch.no_grad()
     def run(self, target: Target, input_ids: Tensor, lengths: Tensor, taps: Sequence[int]) -> States:

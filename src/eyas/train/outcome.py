@@ -82,13 +82,7 @@ class Outcome:
             vocab_sha256=checkpoint.vocab_sha256(drafter.vocab),
             mask="token fed and token predicted are both response tokens",
             depths=self._config.depths,
-            target={
-                "fingerprint": target.fingerprint(),
-                "architecture": target.architecture,
-                "num_layers": target.num_layers,
-                "hidden_size": target.hidden_size,
-                "vocab_size": target.vocab_size,
-            },
+            target=target.identity(),
             **self._facts,
         )
 
