@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contract": FACTS,
     "inventory": FACTS,
     "results": FACTS,
-    "dialects": FACTS | {"contract"},
+    "dialects": FACTS | {"contract", "inventory"},
     "report": FACTS | {"results"},
     "fetch": FACTS | {"files", "provenance"},
     "prompts": FACTS | {"files", "fetch"},
