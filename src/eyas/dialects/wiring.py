@@ -137,7 +137,7 @@ class Inexpressible:
 
 
 def parse_engine(text: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, Version]:
-    """``NAME[==VERSION]``; without a version the newest that the tables know. ``known``: versions ascending, by name."""
+    """``NAME[==VERSION]``; without a version the newest known. ``known``: versions by name, ascending."""
     name, _, version = text.partition("==")
     name = name.strip().lower()
     if name not in known:
