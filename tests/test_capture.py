@@ -6,10 +6,6 @@ import copy
 import errno
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import killing
 import tiny
 from eyas import checkpoint, files, taps
 from eyas.capture import CaptureConfig, RecordFiles, capture, text_hashes
@@ -209,66 +206,17 @@ def test_a_torn_journal_line_is_a_shard_that_was_not_finished(tmp_path: Path, wh
     assert not list((out / PART).glob("*.part"))
 
 
-# A child runs captures of its own; each is killed at its n-th call or return inside our code.
-CHILD = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-import test_capture
-test_capture.child(sys.argv[2], json.loads(sys.argv[3]))
-"""
-
-
 def child(folder: str, shares: list[float]) -> None:
-    """Captures killed at each share of an undisturbed one's events, as processes of their own; prints their status."""
-    places, events, fatal, run = ("/eyas/capture/", "/eyas/files.py", "/eyas/states/"), 0, -1, taps.run
-
-    def count(frame: Any, _event: str, _argument: object) -> None:
-        nonlocal events
-        if any(place in frame.f_code.co_filename for place in places):
-            events += 1
-            if events == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def unwatched(*given: Any) -> taps.States:
-        """A pass of the target has thousands of events and touches no file."""
-        sys.setprofile(None)
-        found = run(*given)
-        sys.setprofile(count)
-        return found
-
-    taps.run = unwatched  # type: ignore[assignment]
-    go(Path(folder) / "whole")
-    events = 0
-    sys.setprofile(count)
-    go(Path(folder) / "counted")
-    sys.setprofile(None)
-    total = events
-    told = []
-    for i, share in enumerate(shares):
-        pid = os.fork()
-        if not pid:
-            events, fatal = 0, 1 + int(share * total)
-            sys.setprofile(count)
-            go(Path(folder) / f"killed-{i}")
-            os._exit(0)
-        told.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    print(json.dumps({"total": total, "status": told}))
+    """Captures killed at each share of an undisturbed one's events."""
+    watch = killing.Watch(("/eyas/capture/", "/eyas/files.py", "/eyas/states/"))
+    taps.run = watch.unwatched(taps.run)
+    watch.over(go, Path(folder), shares)
 
 
 def test_a_capture_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     n = int(os.environ.get("EYAS_KILLS", KILLS))
-    drawn = random.Random(n)
-    shares = [(i + drawn.random()) / n for i in range(n)]
-    ended = subprocess.run(
-        [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(tmp_path), json.dumps(shares)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["status"] == [-signal.SIGKILL] * n
+    told = killing.in_a_child("test_capture", tmp_path, killing.moments(n))
+    assert told["status"] == [killing.KILLED] * n
     wanted, kept = shards(tmp_path / "whole"), []
     for i in range(n):
         out = tmp_path / f"killed-{i}"

@@ -10,7 +10,6 @@ import csv
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import killing
 import tiny
 from eyas import batches, checkpoint, curve, files, objective, taps
 from eyas import train as training
@@ -526,33 +526,31 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert torch.allclose(ours.fc.weight, theirs.fc.weight, rtol=0.02, atol=1e-3)
 
 
-def child(out: str) -> None:
-    """What the killed process runs."""
-
-    class Gun(Ears):
-        def stepped(self, step: int, loss: float, hit_rate: float, tokens_per_second: float) -> None:
-            if step == 7:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    go(Path(out), None, Gun())
+def child(folder: str, shares: list[float]) -> None:
+    """Runs killed at each share of an undisturbed one's events; the maths of a step touches no file."""
+    watch = killing.Watch(("/eyas/train/", "/eyas/files.py", "/eyas/checkpoint/"))
+    for module, name in ((objective, "loss"), (objective, "teach"), (curve, "measure"), (taps, "run")):
+        setattr(module, name, watch.unwatched(getattr(module, name)))
+    watch.over(lambda out: go(out / "d"), Path(folder), shares)
 
 
-def test_a_process_killed_outright_leaves_a_state_to_go_on_from(tmp_path: Path, whole: Path) -> None:
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import test_train; test_train.child(sys.argv[2])"
-    here, out = Path(__file__).parent, tmp_path / "killed"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(here), str(out)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert place(out).progress.step == 6
-    go(out, resume=True)  # the lock went with the process
-    assert apart(whole, out) < SAME
-    assert sorted(p.name for p in out.with_name("killed.run").iterdir()) == [
-        ".lock",
-        "log.csv",
-        "state.safetensors",
-        "tensorboard",
-    ]
+def test_a_run_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+    n = int(os.environ.get("EYAS_KILLS", "6"))
+    told = killing.in_a_child("test_train", tmp_path, killing.moments(n))
+    assert told["status"] == [killing.KILLED] * n
+    steps = []
+    for i in range(n):
+        out = tmp_path / f"killed-{i}" / "d"
+        saved = (out.parent / "d.run" / "state.safetensors").exists()
+        steps.append(place(out).progress.step if saved else 0)
+        if out.exists():
+            checkpoint.load(checkpoint.read(out), tiny.target("llama"))  # what is there is whole
+        go(out, resume=saved, overwrite=not saved)  # the lock went with the process
+        assert apart(tmp_path / "whole" / "d", out) < SAME
+        assert sorted(p.name for p in out.parent.iterdir()) == ["d", "d.run"]
+        left = sorted(p.name for p in (out.parent / "d.run").iterdir())
+        assert left == [".lock", "log.csv", "state.safetensors", "tensorboard"]
+    assert len(set(steps)) > 1, "all were killed at one place"
 
 
 def test_an_interrupted_run_says_so_and_keeps_the_step(tmp_path: Path, whole: Path) -> None:
@@ -675,6 +673,14 @@ def test_going_on_with_other_records_is_refused(one_step: Path) -> None:
 def test_going_on_with_another_target_is_refused(stopped: Path) -> None:
     with pytest.raises(UsageError):
         go(stopped, resume=True, target=tiny.target("qwen2"))
+
+
+def test_going_on_in_another_precision_is_refused(stopped: Path) -> None:
+    same = tiny.target("llama")
+    rough = replace(same, model=copy.deepcopy(same.model).bfloat16())
+    assert rough.embedding.dtype == torch.bfloat16
+    with pytest.raises(UsageError, match="precision of the target is not that of the interrupted run"):
+        go(stopped, resume=True, target=rough)
 
 
 def test_going_on_with_other_held_out_records_is_refused(stopped: Path) -> None:

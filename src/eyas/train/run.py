@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -72,7 +72,10 @@ def train(
         files.refuse_existing(out, overwrite=overwrite, resume_hint=True)
     workers = Workers(target.device)
     workers.require_rows(config.batch)
-    with files.only_writer(run_folder) if workers.first else nullcontext():
+    with ExitStack() as held:
+        if workers.first:
+            held.enter_context(files.only_writer(run_folder))
+            held.enter_context(files.sole_writer(out))  # also removes what a killed run left beside it
         facts, arguments = facts or {}, provenance_arguments or {}
         run = Run(config, target, records, held_out, out, run_folder, facts, arguments, stored, workers)
         run.begin(resume=resume, overwrite=overwrite)
@@ -342,6 +345,7 @@ class Run:
             "records": digest(self.records),
             "held-out records": digest(self.held_out),
             "target": self.target.fingerprint(),
+            "precision of the target": str(self.target.embedding.dtype).removeprefix("torch."),
             "states": self.stored.identity if self.stored else "not stored",
         }
 
