@@ -282,8 +282,12 @@ draft-tokens-below-steps: Fewer draft tokens than steps + 1 were asked for: over
   Set --speculative-num-draft-tokens to at least --speculative-num-steps + 1.
 draft-sampling-unset: Sampling is on but the draft sampling method was left at greedy.
   Set "draft_sample_method": "probabilistic" in vLLM's speculative_config.
+flag-overridden: The engine resolves a flag to another value than the one asked for.
+  Ask for the resolved value, or change what makes the engine override it (the finding names the rule).
 draft-quantisation-ignored: The drafter's quantisation option did nothing.
   Compare the start-up log with the request, and quantise the checkpoint itself.
+table-outdated: The installed engine answers otherwise than the table that eyas carries for it.
+  Believe the engine, and report the two answers: the table was read from another version.
 recipe-flag-not-saved: A training flag that changes the maths was not saved in the config.
   Add the flag to config.json (norm_output, fc_norm, norm_before_fc, ...), and save it in the trainer.
 [metric]

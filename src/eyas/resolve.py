@@ -113,6 +113,35 @@ def drafter(spec: str) -> Path:
     )
 
 
+def drafter_files(spec: str) -> Path:
+    """As ``drafter``, and a lone config.json too: what can be told without weights needs no more."""
+    path = Path(spec).expanduser()
+    return path if spec not in DRAFTERS and path.is_file() and path.suffix == ".json" else drafter(spec)
+
+
+def target_config(spec: str) -> Path:
+    """The config.json of a target: a name, its folder, or the file itself. Nothing is fetched or unpacked."""
+    path = Path(spec).expanduser()
+    if spec in TARGETS:
+        named = TARGETS[spec]
+        config = unpacked_folder(Path(named.file), named.sha256) / "config.json"
+        if not config.is_file():
+            raise TargetError(
+                f"{spec} has not been unpacked yet, so its config is not at hand.",
+                way_out=f"Run `eyas target {spec}` once, or leave --target out: a contract names its target.",
+            )
+        return config
+    if path.is_dir():
+        _target_folder(spec, path)
+        return path / "config.json"
+    if path.is_file() and path.suffix == ".json":
+        return path
+    raise TargetError(
+        f"{spec} is no target whose config.json can be read here.",
+        way_out=f"Name its folder or its config.json. {did_you_mean(spec, target_names())}",
+    )
+
+
 def unpacked_folder(file: Path, sha256: str) -> Path:
     """Where the dequantised form of a GGUF file is kept. It is written whole, so where it exists it is good."""
     return fetch.cache_root() / "targets" / f"{file.stem}-{sha256[:12]}-fp32"
