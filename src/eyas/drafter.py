@@ -96,14 +96,17 @@ class DrafterConfig(BaseModel):
             raise ValueError("draft_vocab_size is larger than vocab_size")
         return self
 
-    def facts(self) -> dict[str, str]:
-        """The contract's facts that are switches or ownership of this shape."""
+    def facts(self) -> dict[str, Any]:
+        """The contract's facts that are switches, ownership or layers of this shape."""
         ours = self.model_dump(include=set(SWITCHES))
         facts = {
             fact: next(word for word, on in values.items() if on.items() <= ours.items())
             for fact, values in _SWITCHES.items()
         }
-        return {**facts, "embedding": "own" if self.own_embedding else "target"}
+        layers: dict[str, Any] = {"layers": self.num_hidden_layers, "attention_bias": self.attention_bias}
+        if self.num_hidden_layers > 1:
+            layers["later_norm"] = "input_layernorm"
+        return {**facts, **layers, "embedding": "own" if self.own_embedding else "target"}
 
     def as_llama(self) -> LlamaConfig:
         """The same shape as transformers spells it, for the parts taken from there."""
