@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from eyas import inventory
 from eyas.errors import CheckpointError
-from eyas.inventory import TensorInfo
+from eyas.inventory import TensorInfo, json_file
 
 
 def safetensors(header: object, data: bytes) -> bytes:
@@ -157,7 +157,7 @@ def test_a_bad_config_is_refused(folder: Path, content: bytes | None, match: str
 
 
 def test_a_json_file_that_is_far_too_long_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "MAX_JSON_BYTES", 10)
+    monkeypatch.setattr(json_file, "MAX_JSON_BYTES", 10)
     refused(folder, "longer than 10 bytes")
 
 

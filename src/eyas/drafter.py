@@ -14,6 +14,9 @@ norm before attention. Four switches change the picture (EAGLE-3.1); all are off
     norm_before_residual   the first layer's residual starts at the normed hidden, not the hidden itself
     norm_output            the next depth is handed norm(state), not the state
 
+A fifth is Qwen3's: with ``qk_norm`` queries and keys are normed for each head before rope, one weight for all heads
+(vLLM 0.32 ``models/qwen3_eagle3.py``).
+
 The caller owns attention: ``objective`` masks a whole conversation, ``decode`` keeps a cache. Both call the same
 methods here, so that what was trained is what is decoded. Rope, RMSNorm and MLP are transformers' Llama ones.
 Shape of the layer: EAGLE-3 (arXiv 2503.01840), names and switches as in SGLang 0.5.23 ``models/llama_eagle3.py`` and
@@ -81,6 +84,7 @@ class DrafterConfig(BaseModel):
     draft_vocab_size: int = Field(gt=0)
     num_hidden_layers: int = Field(1, ge=1, le=64)
     attention_bias: bool = False
+    qk_norm: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_before_residual: bool = False
@@ -96,14 +100,17 @@ class DrafterConfig(BaseModel):
             raise ValueError("draft_vocab_size is larger than vocab_size")
         return self
 
-    def facts(self) -> dict[str, str]:
-        """The contract's facts that are switches or ownership of this shape."""
+    def facts(self) -> dict[str, Any]:
+        """The contract's facts that are switches, ownership or layers of this shape."""
         ours = self.model_dump(include=set(SWITCHES))
         facts = {
             fact: next(word for word, on in values.items() if on.items() <= ours.items())
             for fact, values in _SWITCHES.items()
         }
-        return {**facts, "embedding": "own" if self.own_embedding else "target"}
+        layers: dict[str, Any] = {"layers": self.num_hidden_layers, "attention_bias": self.attention_bias, "qk_norm": self.qk_norm}
+        if self.num_hidden_layers > 1:
+            layers["later_norm"] = "input_layernorm"
+        return {**facts, **layers, "embedding": "own" if self.own_embedding else "target"}
 
     def as_llama(self) -> LlamaConfig:
         """The same shape as transformers spells it, for the parts taken from there."""
@@ -137,7 +144,7 @@ def switches(contract: Contract) -> dict[str, bool]:
 
 
 class Attention(nn.Module):
-    """Projections only: queries, keys and values of rows ``width`` wide, and the way back."""
+    """Queries, keys and values of rows ``width`` wide, the norms of the first two, and the way back."""
 
     def __init__(self, config: DrafterConfig, width: int) -> None:
         super().__init__()
@@ -146,6 +153,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, config.num_key_value_heads * E, bias=bias)
         self.v_proj = nn.Linear(width, config.num_key_value_heads * E, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * E, config.hidden_size, bias=bias)
+        self.q_norm = LlamaRMSNorm(E, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = LlamaRMSNorm(E, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
 
 class Layer(nn.Module):
@@ -244,12 +253,14 @@ class Drafter(nn.Module):
 
     def queries(self, mixed: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
         """The attention's input [B, S, 2H or H] at rope ``positions`` [B, S] -> [B, N, S, E]."""
-        return self._rotated(self.layer(layer).self_attn.q_proj(mixed), positions)
+        attention = self.layer(layer).self_attn
+        return self._rotated(attention.q_norm(self._heads(attention.q_proj(mixed))), positions)
 
     def keys_values(self, mixed: Tensor, positions: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         """The attention's input [B, S, 2H or H] at rope ``positions`` [B, S] -> keys and values, each [B, G, S, E]."""
         attention = self.layer(layer).self_attn
-        return self._rotated(attention.k_proj(mixed), positions), self._heads(attention.v_proj(mixed))
+        keys = attention.k_norm(self._heads(attention.k_proj(mixed)))
+        return self._rotated(keys, positions), self._heads(attention.v_proj(mixed))
 
     def finish(self, residual: Tensor, attended: Tensor, layer: int = 0) -> Tensor:
         """Residual [B, S, H] and attended [B, N, S, E] -> the layer's output [B, S, H]; the last one's is the state."""
@@ -277,8 +288,7 @@ class Drafter(nn.Module):
         *rows, _ = projected.shape
         return projected.view(*rows, -1, self.config.head_dim).transpose(1, 2)
 
-    def _rotated(self, projected: Tensor, positions: Tensor) -> Tensor:
-        heads = self._heads(projected)
+    def _rotated(self, heads: Tensor, positions: Tensor) -> Tensor:
         cos, sin = self.rotary(heads, positions)
         return apply_rotary_pos_emb(heads, heads, cos, sin)[0]  # type: ignore[no-any-return]
 

@@ -1,8 +1,8 @@
 """A drafter on disk: read, compared, loaded and saved.
 
 Nothing is filled in silently: a tensor that is missing, too much, of another shape or not finite is a finding, and
-loading raises on the first that is fatal. The names are the usual EAGLE-3 ones; ``layers.0.`` for ``midlayer.`` and a
-leading ``model.`` are understood.
+loading raises on the first that is fatal. The names may be those of any trainer or engine (``dialects/layouts.py``),
+the files safetensors or what ``torch.save`` wrote, in shards or not.
 """
 
 from eyas.checkpoint.findings import inspect

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyas import provenance
-from eyas.checkpoint.folder import EMBEDDING, Checkpoint, canonical, expected_shapes, twins
-from eyas.dialects import sglang, vllm
+from eyas.checkpoint.folder import EMBEDDING, Checkpoint, expected_shapes, twins
+from eyas.dialects import layouts, sglang, vllm
 from eyas.drafter import SWITCHES
 from eyas.results import Evidence, Finding
 from eyas.target import Target
@@ -77,7 +77,7 @@ def _engines(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
                 [Evidence("what SGLang cannot express", reasons, [], "config.json")],
             )
         )
-    names = {canonical(n) for n in checkpoint.inventory.tensors}
+    names = {layouts.canonical(n) for n in checkpoint.inventory.tensors}
     single = {pair - names: pair & names for pair in map(frozenset, twins(shape).items()) if len(pair & names) == 1}
     if single:
         absent, present = ([n for group in side for n in group] for side in (single.keys(), single.values()))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from eyas import inventory
 from eyas.contract import Contract
-from eyas.dialects import hf, vllm
+from eyas.dialects import hf, layouts, vllm
 from eyas.drafter import DrafterConfig, switches
 from eyas.errors import CheckpointError
 from eyas.target import Target
@@ -39,12 +39,6 @@ class Checkpoint:
         return self.inventory.config
 
 
-def canonical(name: str) -> str:
-    """A tensor's name as we spell it."""
-    name = name.removeprefix("model.")
-    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
-
-
 def twins(shape: DrafterConfig) -> dict[str, str]:
     """The one norm of each later layer under its second name, and under ours.
 
@@ -56,15 +50,27 @@ def twins(shape: DrafterConfig) -> dict[str, str]:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Config and headers of a drafter. Raises CheckpointError where they cannot be understood at all."""
+    """Config and headers of a drafter. Raises CheckpointError where they cannot be understood at all, and for a drafter
+    with latent attention, which is not built here yet."""
     found = inventory.read(folder)
     hf.require_sane(found.config, str(folder))
     contract, digest = hf.read_contract(found.config, str(folder))
-    tensors = {canonical(n): n for n in found.tensors}
+    layout = layouts.read(found.tensors, str(folder))
+    tensors, by_names = layout.names, layout.facts()
+    if by_names["attention"] == "mla":
+        raise CheckpointError(
+            f"{folder} is a drafter with latent attention (MLA: kv_a_proj_with_mqa); its forward is not built yet.",
+            way_out="`eyas show` reads its files and says what an engine does with them.",
+        )
     fc = found.tensors[tensors["fc.weight"]] if "fc.weight" in tensors else None
     taps = _taps(found.config, contract, fc.shape if fc else None)
-    own = EMBEDDING in tensors or (contract is not None and "embedding" in contract and contract["embedding"] == "own")
-    fields = {**hf.read_shape(found.config, taps, str(folder)), "own_embedding": own}
+    # What is in the files, or what the contract promises there.
+    promised = {fact: contract[fact] for fact in contract} if contract is not None else {}
+    fields = {
+        **hf.read_shape(found.config, taps, str(folder)),
+        "own_embedding": "own" in (by_names["embedding"], promised.get("embedding")),
+        "qk_norm": by_names["qk_norm"] or promised.get("qk_norm") is True,
+    }
     try:
         spelled = DrafterConfig(**fields)
         shape = DrafterConfig(**{**fields, **switches(contract)}) if contract is not None else spelled
@@ -138,6 +144,8 @@ def _layer(shape: DrafterConfig, name: str, width: int) -> dict[str, tuple[int, 
         "mlp.up_proj.weight": (I_, H),
         "mlp.down_proj.weight": (H, I_),
     }
+    if shape.qk_norm:
+        tensors.update({f"self_attn.{n}_norm.weight": (E,) for n in ("q", "k")})
     if shape.attention_bias:
         tensors.update({f"self_attn.{p}.bias": size[:1] for p, size in projections.items()})
     return {f"{name}.{n}": size for n, size in tensors.items()}

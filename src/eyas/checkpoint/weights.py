@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from eyas.contract import Contract
 from eyas.dialects import hf
 from eyas.drafter import Drafter
 from eyas.errors import CheckpointError
+from eyas.inventory.folder import PICKLED
 from eyas.target import Target
 from eyas.vocab import DraftVocab
 
@@ -73,15 +75,23 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
             continue
         file = checkpoint.inventory.tensors[theirs].file
         if file not in by_file:
-            try:
-                by_file[file] = load_file(checkpoint.folder / file)
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{checkpoint.folder / file} cannot be read: {error}.",
-                    way_out="Fetch or copy the file again.",
-                ) from error
+            by_file[file] = _file(checkpoint.folder / file)
         tensors[ours] = by_file[file][theirs]
     return tensors
+
+
+def _file(path: Path) -> dict[str, Tensor]:
+    """One file of weights. Of a pickled one the inventory has seen that it holds tensors alone; torch looks again."""
+    try:
+        if path.name.endswith(PICKLED):
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return {name: tensor.detach() for name, tensor in held.items()}
+        return load_file(path)
+    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}.",
+            way_out="Fetch or copy the file again.",
+        ) from error
 
 
 def vocab_sha256(words: DraftVocab) -> str:

@@ -15,6 +15,7 @@ from eyas.dialects import sglang, vllm
 from eyas.errors import CheckpointError
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+QK_NORM_ARCHITECTURE = "Eagle3Qwen3ForCausalLM"  # vLLM 0.32 registry.py:665; no other engine's drafter has those norms
 KEY = "eyas"
 
 
@@ -25,8 +26,8 @@ def write(shape: Mapping[str, Any], contract: Contract, weights_sha256: str, dty
     # Written only where on: to SpecForge ``norm_output: false`` means no norm before the head.
     switched_on = {key: True for key in ("norm_before_fc", "fc_norm", "norm_output") if shape[key]}
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
+        "architectures": [QK_NORM_ARCHITECTURE if shape["qk_norm"] else ARCHITECTURE],
+        "model_type": "qwen3" if shape["qk_norm"] else "llama",
         "attention_bias": shape["attention_bias"],
         "dtype": dtype,
         "draft_vocab_size": shape["draft_vocab_size"],

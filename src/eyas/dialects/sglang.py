@@ -82,6 +82,8 @@ def refusals(shape: Mapping[str, Any], architecture: str, num_layers: int) -> li
         reasons.append("its residual always starts before hidden_norm (norm_before_residual is not read)")
     if shape["attention_bias"]:  # llama_eagle3.py:70
         reasons.append("its queries, keys and values have no bias")
+    if shape["qk_norm"]:  # llama_eagle3.py:325, load_weights: names it has no parameter for are dropped
+        reasons.append("its queries and keys have no norm")
     if shape["own_embedding"] and shape["target_hidden_size"] == shape["hidden_size"]:  # llama.py:910
         reasons.append("it puts the target's embedding in the place of the drafter's own")
     return reasons

@@ -73,7 +73,14 @@ class Outcome:
         shape, target = drafter.config, self._target
         return declared(
             taps=list(shape.taps),
+            tap_state="stream",
+            fc="applied",
             **shape.facts(),
+            attention="gqa",
+            head_norm=True,
+            window=None,
+            max_positions=shape.max_position_embeddings,
+            vocab_map="offsets" if shape.draft_vocab_size < shape.vocab_size else "none",
             token_shift=1,
             position_offset=0,
             rope=shape.rope_parameters,
