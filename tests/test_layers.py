@@ -67,9 +67,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": FACTS | ROW_1,
     "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},
+    "show": FACTS | ROW_1 | {"engines"},
+    "export": BELOW_3 | {"show", "gguf_export"},
     "bench": FACTS | ROW_1,
 }
-NO_TORCH = FACTS | ROW_1 | {"bench", "engines"}
+NO_TORCH = FACTS | ROW_1 | {"bench", "engines", "show"}
 LATE_IMPORTS = {"cli", "__init__"}
 
 

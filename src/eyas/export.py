@@ -5,7 +5,6 @@ files -> contract -> the engine's config -> weights under the usual names -> wha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,11 +107,11 @@ def usual_tensors(
         raise CheckpointError(
             f"{source} holds a config and no weights.", way_out="Name the folder that has both: weights are copied."
         )
-    tensors = checkpoint.raw_tensors(source)
+    tensors, names = checkpoint.every_tensor(source)
     whole = contract["vocab_map"] == "none" if "vocab_map" in contract else False
     left_out = tuple(name for name in ("d2t", "t2d") if whole and name in tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
-    renamed = {theirs: ours for ours, theirs in checkpoint.names(source).items() if ours != theirs and ours in kept}
+    renamed = {theirs: ours for ours, theirs in names.items() if ours != theirs and ours in kept}
     return kept, renamed, left_out
 
 
@@ -150,5 +149,3 @@ def _as_gguf(source: Path, to: Asked, out: Path, contract: Contract, target: Tar
 def _words(to: Asked) -> str:
     return f"{to.name} {to.launch.version}"
 
-
-__all__ = ["Exported", "export", "json"]

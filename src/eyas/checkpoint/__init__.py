@@ -7,11 +7,12 @@ the files safetensors or what ``torch.save`` wrote, in shards or not.
 
 from eyas.checkpoint.findings import inspect
 from eyas.checkpoint.folder import Checkpoint, expected_shapes, read, shape_for
-from eyas.checkpoint.weights import NotFinite, load, save, vocab_sha256, write_tensors
+from eyas.checkpoint.weights import NotFinite, every_tensor, load, save, vocab_sha256, write_tensors
 
 __all__ = [
     "Checkpoint",
     "NotFinite",
+    "every_tensor",
     "expected_shapes",
     "inspect",
     "load",

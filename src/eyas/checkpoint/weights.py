@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eyas import files, provenance, vocab
+from eyas import files, inventory, provenance, vocab
 from eyas.checkpoint.findings import inspect
 from eyas.checkpoint.folder import Checkpoint, expected_shapes, shape_for, twins
 from eyas.contract import Contract
-from eyas.dialects import hf
+from eyas.dialects import hf, layouts
 from eyas.drafter import Drafter
 from eyas.errors import CheckpointError
 from eyas.inventory.folder import PICKLED
@@ -78,6 +78,14 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
             by_file[file] = _file(checkpoint.folder / file)
         tensors[ours] = by_file[file][theirs]
     return tensors
+
+
+def every_tensor(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a drafter by our names, as they are, and our names -> theirs. Also of one that is not built here."""
+    found = inventory.read(folder)
+    names = layouts.read(found.tensors, str(folder)).names
+    by_file = {info.file: _file(folder / info.file) for info in found.tensors.values()}
+    return {ours: by_file[found.tensors[theirs].file][theirs] for ours, theirs in names.items()}, names
 
 
 def _file(path: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, capture, check, common, demo, generate, prepare, records, target, train
+from eyas.cli import bench, capture, check, common, demo, export, generate, prepare, records, show, target, train
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -26,6 +26,8 @@ for module, verb in (
     (capture, "capture"),
     (train, "train"),
     (check, "check"),
+    (show, "show"),
+    (export, "export"),
     (generate, "generate"),
     (bench, "bench"),
     (demo, "demo"),

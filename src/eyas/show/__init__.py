@@ -12,7 +12,7 @@ from typing import Any
 
 from eyas import inventory, provenance
 from eyas.contract import Contract
-from eyas.dialects import engines, meaning
+from eyas.dialects import engines, hf, layouts, meaning
 from eyas.dialects.engines import Asked
 from eyas.dialects.meaning import Meaning
 from eyas.dialects.wiring import Files, TargetFacts, Wiring
@@ -81,14 +81,15 @@ def show(
 
 
 def read_files(checkpoint: Path) -> Files:
-    found = inventory.read(checkpoint, weights="optional")
+    found = inventory.glance(checkpoint)
     return Files(found.config, found.tensors)
 
 
 def understand(files: Files, checkpoint: Path, target: TargetFacts | None) -> tuple[Meaning, list[Finding]]:
     """The contract the files declare or imply. Declared of other weights than these, it is only inferred."""
     meant = meaning.meaning(files, target, checkpoint.name)
-    promised, weights = meant.weights_sha256, checkpoint / "model.safetensors"
+    _, promised = hf.read_contract(files.config, checkpoint.name)
+    weights = checkpoint / "model.safetensors"
     if promised is None or not weights.is_file():
         return meant, []
     actual = provenance.sha256_file(weights)
@@ -107,11 +108,24 @@ def judge(meant: Meaning, wiring: Wiring, files: Files, target: TargetFacts | No
     """Findings about one engine, gravest first within each kind."""
     fix = spelling.fixer(asked.dialect, meant.contract, files, target, asked.launch)
     found = faults.refusals(wiring)
-    differing = faults.differences(meant.contract, wiring, target, fix)
+    trained = without_twins(meant.contract, files)
+    differing = faults.differences(trained, wiring, target, fix)
     found += differing + faults.lost_tensors(wiring, differing) + faults.flags(wiring) + faults.warnings(wiring)
     if differing and meant.spelled_by == "eyas":
         found.append(_edited(meant.contract, wiring, differing))
     return found + faults.ambiguities(meant, wiring)
+
+
+def without_twins(contract: Contract, files: Files) -> Contract:
+    """Without ``later_norm`` where the files hold that norm under both names: then every engine finds the same one."""
+    if "later_norm" not in contract or files.tensors is None:
+        return contract
+    names = layouts.read(files.tensors, "checkpoint").names
+    later = [f"layers.{i}." for i in range(1, contract["layers"])] if "layers" in contract else []
+    norms = [f"{layer}{norm}.weight" for layer in later for norm in ("input_layernorm", "hidden_norm")]
+    if not later or any(norm not in names for norm in norms):
+        return contract
+    return Contract({name: fact for name, fact in contract.facts.items() if name != "later_norm"})
 
 
 def _edited(contract: Contract, wiring: Wiring, differing: Sequence[Finding]) -> Finding:
