@@ -286,6 +286,10 @@ flag-overridden: The engine resolves a flag to another value than the one asked 
   Ask for the resolved value, or change what makes the engine override it (the finding names the rule).
 draft-quantisation-ignored: The drafter's quantisation option did nothing.
   Compare the start-up log with the request, and quantise the checkpoint itself.
+keys-contradict: Two places of config.json say different things, and engines read different ones.
+  Write the same in both, or use `eyas export CHECKPOINT --to ENGINE`, which spells both places.
+ids-odd: The layer ids are negative, repeated, out of range or out of order, which engines treat differently.
+  Write distinct ids in ascending order, within the layers of the target, in this engine's own numbering.
 table-outdated: The installed engine answers otherwise than the table that eyas carries for it.
   Believe the engine, and report the two answers: the table was read from another version.
 recipe-flag-not-saved: A training flag that changes the maths was not saved in the config.

@@ -18,7 +18,7 @@ from eyas.dialects.meaning import Meaning
 from eyas.dialects.wiring import Files, TargetFacts, Wiring
 from eyas.engines.ask import Answer
 from eyas.results import SCHEMA, Evidence, Finding, eyas_version
-from eyas.show import faults, spelling
+from eyas.show import faults, keys, spelling
 from eyas.show.record import wiring_json
 
 
@@ -68,6 +68,7 @@ def show(
     files = read_files(checkpoint)
     meant, findings = understand(files, checkpoint, target)
     host = target or engines.host_of(meant.contract)
+    findings += keys.findings(files, meant, host)
     wirings: list[Wiring] = []
     for one in engines.each_runner(asked):
         table = one.dialect.wire(files, host, one.launch)
@@ -75,9 +76,7 @@ def show(
         told = table if installed is None else installed.over(table)
         wirings += [table] if told is table else [table, told]
         findings += _disagreement(table, told) + judge(meant, told, files, host, one)
-    return Shown(
-        name or checkpoint.name, meant, host, tuple(wirings), tuple(_grave_first(findings)), arguments or {}
-    )
+    return Shown(name or checkpoint.name, meant, host, tuple(wirings), tuple(_grave_first(findings)), arguments or {})
 
 
 def read_files(checkpoint: Path) -> Files:
