@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from eyas import inventory
 from eyas.errors import CheckpointError
-from eyas.inventory import TensorInfo, json_file
+from eyas.inventory import Glance, TensorInfo, json_file
 
 
 def safetensors(header: object, data: bytes) -> bytes:
@@ -228,16 +228,58 @@ def test_a_header_that_contradicts_itself_is_refused(folder: Path, header: objec
     refused(folder, match)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
-def test_pickled_weights_come_with_the_way_to_convert(folder: Path, name: str) -> None:
-    (folder / name).touch()
-    error = refused(folder, f"holds {name} and no safetensors")
-    assert f"torch.load('{name}'" in error.way_out
-    assert "weights_only=True" in error.way_out
-    assert "save_file" in error.way_out
-
-
 def test_no_weights_or_no_folder(folder: Path) -> None:
     refused(folder, "no weights, only config.json")
     refused(folder / "gone", "does not exist")
     refused(folder / "config.json", "is a file, a folder was expected")
+
+
+# -- a checkpoint without its weights ---------------------------------------------------------------------------------
+
+
+def test_a_glance_at_a_whole_checkpoint_is_what_is_read(folder: Path) -> None:
+    weights(folder, {"a": entry(0, 8)}, bytes(8))
+    for path in (folder, folder / "config.json"):
+        seen = inventory.glance(path)
+        assert seen == Glance(folder, {"hidden_size": 2}, inventory.read(folder).tensors, frozenset({"a"}), None)
+
+
+def test_a_lone_config(folder: Path) -> None:
+    for path in (folder, folder / "config.json"):
+        assert inventory.glance(path) == Glance(folder, {"hidden_size": 2}, None, None, "the weights")
+    (folder / "other.json").write_text('{"hidden_size": 3}', encoding="utf-8")
+    weights(folder, {"a": entry(0, 8)}, bytes(8))
+    seen = inventory.glance(folder / "other.json")
+    assert (seen.config, seen.tensors, seen.missing) == ({"hidden_size": 3}, None, "other.json alone was named")
+
+
+def test_a_hub_folder_copied_without_what_it_links_to(folder: Path) -> None:
+    (folder / "model.safetensors").symlink_to("../../blobs/0123")
+    assert inventory.glance(folder).missing == "what model.safetensors links to"
+    assert "cp -rL" in refused(folder, "model.safetensors links to a file that is not there").way_out
+
+
+def test_an_index_without_its_shards_names_the_tensors(folder: Path) -> None:
+    shards(folder, {"a": "x-1.safetensors", "b": "x-2.safetensors", "c": "x-2.safetensors"})
+    weights(folder, {"a": entry(0, 8)}, bytes(8), "x-1.safetensors")
+    seen = inventory.glance(folder)
+    assert (seen.tensors, seen.names) == (None, frozenset("abc"))
+    assert seen.missing == "1 of 2 shards, e.g. x-2.safetensors"
+    weights(folder, {"b": entry(0, 8), "c": entry(8, 12)}, bytes(12), "x-2.safetensors")
+    assert inventory.glance(folder).names == frozenset("abc")
+    assert inventory.glance(folder).tensors == inventory.read(folder).tensors
+
+
+def test_a_glance_is_as_strict_as_reading_about_what_is_there(folder: Path) -> None:
+    weights(folder, {"a": entry(0, 8)}, bytes(7))
+    with pytest.raises(CheckpointError, match="truncated"):
+        inventory.glance(folder)
+    (folder / "model.safetensors").unlink()
+    shards(folder, None)
+    with pytest.raises(CheckpointError, match="no weight_map"):
+        inventory.glance(folder)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        inventory.glance(folder / "gone")
+    (folder / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="holds a JSON list"):
+        inventory.glance(folder)

@@ -21,7 +21,7 @@ FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
 ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal"}
 ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
-ROW_2 |= {"states", "drafter", "checkpoint"}
+ROW_2 |= {"states", "drafter", "checkpoint", "gguf_export"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},
     "drafter": FACTS | ROW_1 | {"vocab"},
     "checkpoint": FACTS | ROW_1 | {"drafter", "vocab", "target"},
+    "gguf_export": FACTS | ROW_1 | {"checkpoint", "vocab"},
     "objective": BELOW_3,
     "decode": BELOW_3,
     "prepare": BELOW_3,

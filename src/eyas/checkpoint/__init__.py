@@ -7,7 +7,15 @@ the files safetensors or what ``torch.save`` wrote, in shards or not.
 
 from eyas.checkpoint.findings import inspect
 from eyas.checkpoint.folder import Checkpoint, expected_shapes, read, shape_for
-from eyas.checkpoint.weights import NotFinite, every_tensor, load, save, vocab_sha256, write_tensors
+from eyas.checkpoint.weights import (
+    NotFinite,
+    every_tensor,
+    load,
+    read_tensors,
+    save,
+    vocab_sha256,
+    write_tensors,
+)
 
 __all__ = [
     "Checkpoint",
@@ -17,6 +25,7 @@ __all__ = [
     "inspect",
     "load",
     "read",
+    "read_tensors",
     "save",
     "shape_for",
     "vocab_sha256",

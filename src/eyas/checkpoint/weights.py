@@ -33,7 +33,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     for finding in inspect(checkpoint, target):
         if finding.severity == "fatal":
             raise CheckpointError(finding.summary, way_out=str(finding.fix))
-    tensors = _tensors(checkpoint)
+    tensors = read_tensors(checkpoint)
     bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
     if bad:
         raise NotFinite(
@@ -66,7 +66,8 @@ class NotFinite(CheckpointError):
     """Weights with NaN or infinity in them."""
 
 
-def _tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The tensors that a drafter of this shape is made of, by our names, as they are in the files."""
     wanted = expected_shapes(checkpoint.shape).keys() | twins(checkpoint.shape).keys()
     by_file: dict[str, dict[str, Tensor]] = {}
     tensors = {}
@@ -94,7 +95,8 @@ def _file(path: Path) -> dict[str, Tensor]:
         if path.name.endswith(PICKLED):
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return {name: tensor.detach() for name, tensor in held.items()}
-        return load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
+        return tensors
     except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}.",
