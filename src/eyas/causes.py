@@ -292,6 +292,8 @@ ids-odd: The layer ids are negative, repeated, out of range or out of order, whi
   Write distinct ids in ascending order, within the layers of the target, in this engine's own numbering.
 table-outdated: The installed engine answers otherwise than the table that eyas carries for it.
   Believe the engine, and report the two answers: the table was read from another version.
+flag-refused: The engine stops at its command line: a flag is unknown, missing, contradicted or out of range.
+  Correct the flag that is named; `vllm serve --help=speculative-config` and SGLang's `--help` list them.
 recipe-flag-not-saved: A training flag that changes the maths was not saved in the config.
   Add the flag to config.json (norm_output, fc_norm, norm_before_fc, ...), and save it in the trainer.
 [metric]
@@ -305,6 +307,8 @@ bonus-dropped: The length was counted without the bonus token.
   Add 1: accept length = accepted + 1.
 rates-padded: The list of rates is longer than the drafted tokens; the rest is padding.
   Read the first K entries only.
+acceptance-faked: Acceptance is simulated: the engine keeps as many drafted tokens as a setting says.
+  Unset SGLANG_SIMULATE_ACC_LEN (SGLang) or rejection_sample_method: synthetic (vLLM), and measure again.
 rates-at-different-k: Rates measured with different numbers of drafted tokens are compared.
   Measure both with the same number of drafted tokens.
 [quality]
