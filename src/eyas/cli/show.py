@@ -41,7 +41,7 @@ def show(
     from eyas.engines import ask
     from eyas.errors import EXIT_FAULT, UsageError
     from eyas.report import wiring as report
-    from eyas.show import read_files, understand
+    from eyas.show import read_files
     from eyas.show import show as show_drafter
 
     asked = [engines.asked(text, runner, tuple(shlex.split(flags or ""))) for text in engine or []]
@@ -56,8 +56,12 @@ def show(
     answers = {}
     if engine_python is not None:
         files = read_files(place)
-        served = known or engines.host_of(understand(files, place, None)[0].contract)
-        answers[names[0]] = ask.ask(names[0], engine_python, files, served, asked[0].launch.flags)
+        if known is None:
+            raise UsageError(
+                f"{names[0]} is asked with the target's whole config.json, which a contract does not hold.",
+                way_out="Pass --target with the target's folder or its config.json.",
+            )
+        answers[names[0]] = ask.ask(names[0], engine_python, files, known.config, asked[0].launch.flags)
     arguments = {"verb": "show", "checkpoint": checkpoint, "engine": engine, "target": target, "flags": flags}
     shown = show_drafter(place, asked, name=checkpoint, target=known, answers=answers, arguments=arguments)
     told = shown.to_json()

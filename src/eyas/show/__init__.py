@@ -19,6 +19,7 @@ from eyas.dialects.wiring import Files, TargetFacts, Wiring
 from eyas.engines.ask import Answer
 from eyas.results import SCHEMA, Evidence, Finding, eyas_version
 from eyas.show import faults, keys, spelling
+from eyas.show.asked import over
 from eyas.show.record import wiring_json
 
 
@@ -73,7 +74,7 @@ def show(
     for one in engines.each_runner(asked):
         table = one.dialect.wire(files, host, one.launch)
         installed = (answers or {}).get(one.name)
-        told = table if installed is None else installed.over(table)
+        told = table if installed is None else over(installed, table)
         wirings += [table] if told is table else [table, told]
         findings += _disagreement(table, told) + judge(meant, told, files, host, one)
     return Shown(name or checkpoint.name, meant, host, tuple(wirings), tuple(_grave_first(findings)), arguments or {})
