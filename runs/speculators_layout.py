@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import importlib.metadata
 import json
 import sys
 import tempfile
@@ -28,6 +29,7 @@ SHAPE = {
     "vocab_size": 48,
     "rms_norm_eps": 1e-5,
     "dtype": "float32",
+    "eyas": {"schema": 1, "contract": {}, "weights_sha256": None},  # whoever loads the folder meets this too
 }
 TARGET = {"architecture": "Qwen3ForCausalLM", "num_layers": 36, "hidden_size": 16, "vocab_size": 48}
 USUAL = {
@@ -139,10 +141,16 @@ def record(out: Path, who: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(case["written"]), encoding="utf-8")
             case[who] = look(json.loads(json.dumps(case["written"])), Path(folder))
-    versions = {name: importlib.import_module(name).__version__ for name in (who, "transformers", "torch")}
+    versions = {name: version(name) for name in (who, "transformers", "torch")}
     result[who] = {"date": datetime.date.today().isoformat(), "versions": versions}
-    result[who]["command"] = f"python runs/speculators_layout.py {who} {out.name}"
+    result[who]["command"] = f"python runs/speculators_layout.py {who} OUT.json"
     save(out, result)
+
+
+def version(name: str) -> str:
+    """A package's own word, which one run from a source tree has where it has no metadata."""
+    own = getattr(importlib.import_module(name), "__version__", None)
+    return own or importlib.metadata.version(name)
 
 
 def save(out: Path, result: dict[str, Any]) -> None:

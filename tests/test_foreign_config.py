@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.dialects import ids, rope
+from eyas.contract import declared
+from eyas.dialects import hf, ids, rope
 from eyas.dialects.contradictions import contradictions
 from eyas.dialects.meaning import meaning
 from eyas.dialects.wiring import Files, TargetFacts
@@ -155,6 +156,29 @@ def taps_of(deep: list[int] | None, top: list[int] | None, on: TargetFacts | Non
 )
 def test_ids_of_an_unknown_trainer(deep: list[int] | None, top: list[int] | None, on: Any, expected: Any) -> None:
     assert taps_of(deep, top, on) == expected
+
+
+SHAPE = config("lmsys-llama4-scout", draft_vocab_size=32000, head_dim=128) | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    **dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual", "attention_bias"), False),
+    "target_hidden_size": 5120,
+}
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"])
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(1, 60), min_size=2, max_size=4))
+def test_our_own_config_without_its_block_still_names_its_taps(architecture: str, chosen: set[int]) -> None:
+    taps, on = tuple(sorted(chosen)), TargetFacts(architecture, 61, 5120, 202048)
+    identity = {"architecture": architecture, "num_layers": 61, "fingerprint": ""}
+    written = hf.write(SHAPE, declared(taps=taps, target=identity), "0", "float32")
+    del written["eyas"]
+    assert contradictions(written, on) == ()
+    found = meaning(Files(written), on, "x")
+    if "eagle_config" in written or ids.default_in(taps, 61):
+        assert found.contract["taps"] == taps
+    else:  # SGLang cannot be told, so nothing agrees with the list that vLLM reads
+        assert taps in found.ambiguous[0].values
 
 
 @pytest.mark.parametrize(

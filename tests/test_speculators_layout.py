@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.checkpoint import expected_shapes
 from eyas.contract import FACTS, Contract, declared, from_json
 from eyas.dialects import speculators
-from eyas.dialects.meaning import meaning
+from eyas.dialects.meaning import Meaning, meaning
 from eyas.dialects.wiring import CannotExpress, Files, TargetFacts
-from eyas.drafter import DrafterConfig, switches
 from eyas.errors import CheckpointError
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -33,6 +31,10 @@ SCOUT = TargetFacts("Llama4ForConditionalGeneration", 48, 5120, 202048)
 def config(name: str, **changes: Any) -> dict[str, Any]:
     found = json.loads((FIXTURES / "configs" / f"{name}.json").read_text(encoding="utf-8"))
     return {k: v for k, v in {**found, **changes}.items() if v is not ...}
+
+
+def values(found: Meaning) -> dict[str, Any]:
+    return {name: found.contract[name] for name in found.contract}
 
 
 def test_a_missing_norm_before_residual_is_left_open() -> None:
@@ -49,8 +51,7 @@ def test_what_a_converter_says_of_layers_depends_on_who_handed_them() -> None:
     def taps_of(ids: list[int] | None, on: TargetFacts | None, **changes: Any) -> tuple[Any, list[Any]]:
         written = config("redhat-llama4-maverick", eagle_aux_hidden_state_layer_ids=ids, **changes)
         found = meaning(Files(written), on, "x")
-        taps = found.contract["taps"] if "taps" in found.contract else None
-        return taps, [a.values for a in found.ambiguous if a.fact == "taps"]
+        return values(found).get("taps"), [a.values for a in found.ambiguous if a.fact == "taps"]
 
     trained = {"architectures": ["Eagle3DraftModel"]}
     assert taps_of([1, 23, 44], SCOUT) == (None, [((2, 24, 45), (1, 23, 44))])
@@ -183,7 +184,7 @@ def test_a_position_offset_is_no_obstacle() -> None:
 
 def test_states_of_another_width_are_refused() -> None:
     for shape, on in (({**SHAPE, "target_hidden_size": 8192}, QWEN3_8B), (SHAPE, QWEN3_32B)):
-        with pytest.raises(CheckpointError, match="4096 wide and reads states (8192|5120) wide"):
+        with pytest.raises(CheckpointError, match=r"4096 wide and reads states (8192|5120) wide"):
             speculators.write(_some(), shape, on)
 
 
@@ -256,7 +257,7 @@ def test_its_own_classes_read_the_contract(case: dict[str, Any], who: str) -> No
 def test_its_own_classes_read_the_decoder(case: dict[str, Any], who: str) -> None:
     contract, layer = from_json(case["contract"], "x"), case[who]["layer"]
     kind = "full_attention" if contract["window"] is None else "sliding_attention"
-    shape = {key: value for key, value in RECORDED["shape"].items() if key != "dtype"}
+    shape = {key: value for key, value in RECORDED["shape"].items() if key not in ("dtype", "eyas")}
     decoder = {
         **shape,
         "num_hidden_layers": contract["layers"],
@@ -271,26 +272,31 @@ def test_its_own_classes_read_the_decoder(case: dict[str, Any], who: str) -> Non
 
 
 def test_its_drafter_has_the_tensors_of_ours_under_the_mapped_names(case: dict[str, Any]) -> None:
+    """Names and shapes as in a folder that eyas saves, mapped; its own always has room for an embedding."""
     contract, shape = from_json(case["contract"], "x"), RECORDED["shape"]
-    ours = DrafterConfig(
-        taps=tuple(contract["taps"]),
-        rope_parameters=contract["rope"],
-        target_hidden_size=shape["hidden_size"],
-        max_position_embeddings=contract["max_positions"],
-        draft_vocab_size=contract["draft_vocab_size"],
-        num_hidden_layers=contract["layers"],
-        attention_bias=contract["attention_bias"],
-        own_embedding=True,  # its folder always has room for one
-        **{key: value for key, value in shape.items() if key != "dtype"},
-        **switches(contract),
-    )
-    expected = {speculators.tensor_name(name): list(size) for name, size in expected_shapes(ours).items()}
-    if contract["qk_norm"]:  # which our own drafter has not
-        expected |= {
-            f"layers.{i}.self_attn.{n}_norm.weight": [shape["head_dim"]]
-            for i in range(contract["layers"])
-            for n in "qk"
-        }
-    if contract["vocab_map"] == "none":
-        expected = {name: size for name, size in expected.items() if name not in ("d2t", "t2d")}
+    expected = {speculators.tensor_name(name): size for name, size in our_tensors(contract, shape).items()}
     assert case["speculators"]["tensors"] == expected
+
+
+def our_tensors(contract: Contract, shape: dict[str, Any]) -> dict[str, list[int]]:
+    H, I_, E = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    C, W, V = len(contract["taps"]), contract["draft_vocab_size"], shape["vocab_size"]
+    q, kv = shape["num_attention_heads"] * E, shape["num_key_value_heads"] * E
+    found = {"fc.weight": [H, C * H], "norm.weight": [H], "lm_head.weight": [W, H], "embed_tokens.weight": [V, H]}
+    found |= {"d2t": [W], "t2d": [V]} if W < V else {}
+    found |= {"input_norm.weight": [C * H]} if contract["fc_norm"] == "joint" else {}
+    found |= {f"fc_norm.{i}.weight": [H] for i in range(C)} if contract["fc_norm"] == "each" else {}
+    for i in range(contract["layers"]):
+        layer, width = (f"layers.{i}", H) if i else ("midlayer", 2 * H)
+        norms = ["input_layernorm", "post_attention_layernorm", *([] if i else ["hidden_norm"])]
+        found |= {f"{layer}.{norm}.weight": [H] for norm in norms}
+        projections = {"q_proj": (q, width), "k_proj": (kv, width), "v_proj": (kv, width), "o_proj": (H, q)}
+        for name, (rows, columns) in projections.items():
+            found[f"{layer}.self_attn.{name}.weight"] = [rows, columns]
+            if contract["attention_bias"]:
+                found[f"{layer}.self_attn.{name}.bias"] = [rows]
+        if contract["qk_norm"]:
+            found |= {f"{layer}.self_attn.{n}_norm.weight": [E] for n in "qk"}
+        found |= {f"{layer}.mlp.{name}.weight": [I_, H] for name in ("gate_proj", "up_proj")}
+        found[f"{layer}.mlp.down_proj.weight"] = [H, I_]
+    return found

@@ -70,11 +70,11 @@ def usual(theta: float = 1e4, **changes: Any) -> dict[str, Any]:
     return {k: v for k, v in {**facts, **changes}.items() if v is not ...}
 
 
-AFTER = {"residual": "after hidden_norm", "position_offset": 1}
+AFTER: dict[str, Any] = {"residual": "after hidden_norm", "position_offset": 1}
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 KIMI_YARN = {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0}
-WHOLE = {"draft_vocab_size": 201088, "vocab_map": "none", "max_positions": 131072}
+WHOLE: dict[str, Any] = {"draft_vocab_size": 201088, "vocab_map": "none", "max_positions": 131072}
 
 PUBLIC: dict[str, tuple[TargetFacts, str, dict[str, Any]]] = {
     "specforge-qwen3-8b": (QWEN3_8B, "specforge", usual(1e6, taps=(2, 18, 33), max_positions=40960)),

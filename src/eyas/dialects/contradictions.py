@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.dialects import ids, rope, sglang
+from eyas.dialects import ids, rope
 from eyas.dialects.keys import Keys
 from eyas.dialects.wiring import Source, TargetFacts
 
@@ -36,11 +36,7 @@ def _ids(keys: Keys, target: TargetFacts | None) -> list[Contradiction]:
     deep, top = keys.inside("eagle_config").ids(ids.KEY), keys.ids(ids.KEY)
     if deep is None or top is None:
         return []
-    captured = ids.taps(deep, "layer output")
-    if target is not None:
-        inner = {"eagle_config": {ids.KEY: list(deep)}}
-        captured = tuple(sglang.captured(inner, target.architecture, target.num_layers))
-    if captured == ids.taps(top, "tap"):
+    if ids.captured(deep, target) == ids.taps(top, "tap"):
         return []
     readers = {
         "sglang": "inner",

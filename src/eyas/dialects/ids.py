@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eyas.dialects.wiring import Source
+from eyas.dialects import sglang
+from eyas.dialects.wiring import Source, TargetFacts
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 INNER = f"eagle_config.{KEY}"
@@ -24,6 +25,14 @@ _OFFSET: dict[Counting, int] = {"layer output": 1, "tap": 0}
 def taps(ids: Sequence[int], counting: Counting) -> tuple[int, ...]:
     """Taps in concatenation order: whoever captures does so as the layers run."""
     return tuple(sorted({k + _OFFSET[counting] for k in ids}))
+
+
+def captured(inner: Sequence[int], target: TargetFacts | None) -> tuple[int, ...]:
+    """What SGLang makes of ids inside ``eagle_config``: by its rule for this target, or for most targets."""
+    if target is None:
+        return taps(inner, "layer output")
+    config = {"eagle_config": {KEY: list(inner)}}
+    return tuple(sglang.captured(config, target.architecture, target.num_layers))
 
 
 def readings(ids: Sequence[int], num_layers: int | None) -> dict[Counting, tuple[int, ...]]:

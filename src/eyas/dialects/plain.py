@@ -1,8 +1,8 @@
 """A drafter whose trainer nobody recognised: what its keys mean wherever all readers agree, and what stays open.
 
 Ids that spell the default taps in one counting are of that counting; but the default taps' own numbers inside
-``eagle_config``, where SGLang looks and trainers that count layer outputs write, may be either. Two lists, the outer of
-taps and the inner one less, agree and settle it. Of the switches, ``norm_output`` is the one with two meanings.
+``eagle_config``, where SGLang looks and trainers that count layer outputs write, may be either. Two lists that SGLang
+and vLLM read as the same taps settle it. Of the switches, ``norm_output`` is the one with two meanings.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _taps(draft: Draft, keys: Keys, inner: Keys, files: Files, target: TargetFac
         return
     open_ = ids.readings(said, n)
     default = ids.default_in(said, n)
-    if deep and top and deep == tuple(k - 1 for k in top):
+    if deep and top and ids.captured(deep, target) == ids.taps(top, "tap"):
         draft.set("taps", Fact(ids.taps(top, "tap"), "inferred"))
     elif default == "layer output" or (default == "tap" and deep is None):
         draft.set("taps", Fact(ids.taps(said, default), "inferred"))

@@ -11,7 +11,7 @@ and never touches what the next depth is fed; false is no norm before the head (
 from __future__ import annotations
 
 from eyas.contract import Contract, Fact
-from eyas.dialects import ids, reading, rope, sglang
+from eyas.dialects import ids, reading, rope
 from eyas.dialects.keys import Keys
 from eyas.dialects.reading import Draft, Reading
 from eyas.dialects.wiring import Files, TargetFacts
@@ -64,11 +64,8 @@ def _taps(draft: Draft, keys: Keys, target: TargetFacts | None) -> None:
         draft.set("taps", reading.default_taps(target))
         return
     one_more = ids.taps(said, "layer output")
-    rules = {one_more}
-    if target is not None:
-        config = {"eagle_config": {ids.KEY: list(said)}}
-        rules.add(tuple(sglang.captured(config, target.architecture, target.num_layers)))
-    elif said[0] != 1:
+    rules = {one_more, ids.captured(said, target)}
+    if target is None and said[0] != 1:
         rules.add(ids.taps(said, "tap"))  # of a family that adds one only where the first id is 1
     if len(rules) == 1:
         draft.set("taps", Fact(one_more, "declared"))

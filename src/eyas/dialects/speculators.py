@@ -25,7 +25,7 @@ NATIVE, CONVERTED = "Eagle3DraftModel", "Eagle3Speculator"
 LAYER = "transformer_layer_config"
 VERSION = "0.9.0"
 _MAX_POSITIONS = {"llama": 2048, "qwen3": 32768}  # the config classes' own, which to_diff_dict does not write
-_CORE = "speculators c05b95b models/eagle3/core.py"
+_REVISION = "speculators c05b95b"
 
 
 def recognise(files: Files) -> str | None:
@@ -133,12 +133,12 @@ def _speculative_tokens(keys: Keys) -> int | None:
 
 # Facts with one value in this format, whatever a config says; where it cannot be told from a contract, nothing is lost.
 _ONLY = {
-    "tap_state": ("stream", "it captures the residual stream with vLLM", "models/utils.py:40"),
-    "fc": ("applied", "fc is always built", f"{_CORE}:82"),
+    "tap_state": ("stream", "it captures the residual stream with vLLM", "scripts/launch_vllm.py:117"),
+    "fc": ("applied", "fc is always built", "models/eagle3/core.py:76"),
     "attention": ("gqa", "its layers are llama's or qwen3's", "models/eagle3/model_definitions.py:135"),
-    "later_norm": ("input_layernorm", "later layers are ordinary decoder layers", f"{_CORE}:98"),
-    "head_norm": (True, "the head always reads the last norm", f"{_CORE}:262"),
-    "token_shift": (1, "its batches pair state t with token t + 1", "data shift_batch"),
+    "later_norm": ("input_layernorm", "later layers are ordinary decoder layers", "models/eagle3/core.py:91"),
+    "head_norm": (True, "the head always reads the last norm", "models/eagle3/core.py:306"),
+    "token_shift": (1, "its batches pair state t with token t + 1", "models/eagle3/data.py:8"),
     "head": ("own", "its folder always holds a head", "model.py:66"),
 }
 
@@ -228,16 +228,16 @@ def _speculators_config(depths: int, target: TargetFacts, verifier: str | None) 
 
 def _require_expressible(contract: Contract) -> None:
     wrong = [
-        Inexpressible(fact, contract[fact], only, why, Source(where))
+        Inexpressible(fact, contract[fact], only, why, Source(f"{_REVISION} {where}"))
         for fact, (only, why, where) in _ONLY.items()
         if fact in contract and contract[fact] != only
     ]
     if "fc_norm" in contract and contract["fc_norm"] == "joint, then each":
         why = "its config takes one of the two norms before fc"
-        source = Source("speculators c05b95b models/eagle3/config.py:76")
+        source = Source(f"{_REVISION} models/eagle3/config.py:90")
         wrong.append(Inexpressible("fc_norm", contract["fc_norm"], "joint", why, source))
     if "vocab_map" in contract and contract["vocab_map"] == "ids":
-        source = Source("speculators c05b95b model.py:53")
+        source = Source(f"{_REVISION} model.py:53")
         wrong.append(Inexpressible("vocab_map", "ids", "offsets", "its d2t holds offsets", source))
     if wrong:
         raise CannotExpress("speculators", wrong)
