@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, capture, check, common, demo, generate, prepare, records, target, train
+from eyas.cli import bench, capture, check, common, demo, generate, prepare, read, records, target, train
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ for module, verb in (
     (capture, "capture"),
     (train, "train"),
     (check, "check"),
+    (read, "read"),
     (generate, "generate"),
     (bench, "bench"),
     (demo, "demo"),

@@ -37,7 +37,7 @@ def print_check(result: Json, console: Console) -> None:
     _verdict(result, console)
     _curves(result["curves"], console)
     _lengths(result["accept_length"], result["expect"], console)
-    _findings(result["findings"], console)
+    print_findings(result["findings"], console)
     _not_checked(result["not_checked"], console)
     _closing(result, console)
 
@@ -95,7 +95,7 @@ def _lengths(lengths: Sequence[Json], expect: float, console: Console) -> None:
     console.print(Text(f"expected at 4 drafted tokens: {expect:g} or more", style="dim"))
 
 
-def _findings(findings: Sequence[Json], console: Console) -> None:
+def print_findings(findings: Sequence[Json], console: Console) -> None:
     console.print()
     console.print(Text("Findings" if findings else "No findings.", style="bold"))
     for finding in findings:
