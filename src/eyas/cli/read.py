@@ -13,6 +13,8 @@ from eyas.cli import common
 if TYPE_CHECKING:
     from eyas.engines.scrape import Reading
 
+MOST_UNPACKED, MOST_RATIO = 1 << 30, 200  # bytes that any .gz may unpack to, and how many times its own size
+
 
 def read(
     sources: Annotated[
@@ -70,9 +72,17 @@ def _blocks(path: Path, progress: Callable[[int], None]) -> Iterator[bytes]:
     """Blocks of a file; ``progress`` gets the bytes of the file itself, packed or not."""
     from eyas import files
     from eyas.engines.scrape import BLOCK
+    from eyas.errors import InputError
 
     with files.open_bytes(path) as (handle, raw):
+        unpacked = 0
         while block := handle.read(BLOCK):
+            unpacked += len(block)
+            if handle is not raw and unpacked > max(MOST_UNPACKED, MOST_RATIO * raw.tell()):
+                raise InputError(
+                    f"{path} unpacks to more than {unpacked // raw.tell()} times its size; no log does.",
+                    way_out="Unpack it yourself and look at it.",
+                )
             progress(raw.tell())
             yield block
 

@@ -124,10 +124,9 @@ class Denominator:
     high: float = math.inf
 
     def add(self, numerator: Printed, rate: Printed) -> None:
-        if rate.low <= 0 or numerator.low <= 0:
-            return  # it says nothing about D
         self.low = max(self.low, numerator.low / rate.high)
-        self.high = min(self.high, numerator.high / rate.low)
+        if rate.low > 0:
+            self.high = min(self.high, numerator.high / rate.low)
 
     def holds(self, whole: int) -> bool:
         return self.low - 1e-9 <= whole <= self.high + 1e-9

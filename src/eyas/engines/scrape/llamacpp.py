@@ -4,7 +4,7 @@ Read from llama.cpp's tools/server/server-context.cpp and common/speculative.cpp
 
     draft acceptance rate = 0.64479 (  167 accepted /   259 generated)
     draft acceptance = 0.64479 (  167 accepted /   259 generated), mean len =  2.92    (for a while followed by
-        "mean acceptance length = …, acceptance rate per position = (0.805, 0.632)", later by a line "acc per pos = (…)")
+        "mean acceptance length = …, acceptance rate per position = (0.805, …)", later by a line "acc per pos = (…)")
     statistics     draft-eagle3: #calls(b,g,a) =    1     87     87, …, #gen tokens = 259, #acc tokens = 167, …
 
 A round stops drafting early (p-min), so drafted / rounds may be below K. A statistics line counts since the start, so

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from eyas.engines.scrape import bodies, llamacpp, pages, sglang, vllm
+from eyas.engines.scrape.identities import Printed
 from eyas.engines.scrape.tally import Garbled, Settings, Tally
 from eyas.results import Evidence, Finding
 from eyas.results.observed import Counts
@@ -149,7 +150,7 @@ class Reader:
         from_server = fields["avg_spec_accept_length"]
         if isinstance(from_server, int | float) and not isinstance(from_server, bool) and from_server > 0:
             tally = self._tally(("sglang", "info"), lambda: sglang.Means(self.where, at, "server info"))
-            tally.add(sglang.Printed(float(from_server), 1e-6 * from_server), None)
+            tally.add(Printed(float(from_server), 1e-6 * from_server), None)
 
     # -- runs ------------------------------------------------------------------------------------------------
 

@@ -211,7 +211,7 @@ class Requests:
         accepted = _first(fields, "spec_num_correct_drafts", "spec_accept_token_num")
         drafted = _first(fields, "spec_num_proposed_drafts", "spec_draft_token_num")
         emitted = count(fields["completion_tokens"]) if fields.get("completion_tokens") is not None else None
-        histogram = fields.get("spec_correct_drafts_histogram") or None
+        histogram = fields.get("spec_correct_drafts_histogram") or fields.get("spec_accept_histogram") or None
         steps = [count(value) for value in histogram] if isinstance(histogram, Sequence) else None
         self.seen, self.rounds = self.seen + 1, self.rounds + rounds
         self._accepted, self._drafted = _plus(self._accepted, accepted), _plus(self._drafted, drafted)
@@ -261,6 +261,8 @@ class Requests:
         broken = "counts-inconsistent" in self._complaints
         hits = identities.hits_from_histogram(self._histogram) if self._histogram and not broken else None
         k = settings.draft_tokens or _chain(settings.verified or (per_round + 1 if per_round else None), settings.top_k)
+        if hits is not None and k:
+            hits += [0] * (k - len(hits))  # the list ends with the most that was ever kept
         self._after_the_end()
         if settings.top_k is not None and settings.top_k > 1:
             self._complaints.add(

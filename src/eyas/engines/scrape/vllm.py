@@ -30,8 +30,8 @@ _NUMBER = r"(\d+(?:[.,]\d+)?)"
 _LENGTH = re.compile(rf"Mean acceptance length: {_NUMBER}(?=[,\s]|$)")
 _ACCEPTED = re.compile(r"Accepted: (\d+) tokens")
 _DRAFTED = re.compile(r"Drafted: (\d+) tokens")
-_AVERAGE = re.compile(rf"Draft acceptance rate: {_NUMBER}%")
-_RATES = re.compile(r"Per-position acceptance rate: (\d+(?:[.,]\d+)?(?:, \d+(?:[.,]\d+)?)*)(?=, [A-Z]|\s*$)")
+_AVERAGE = re.compile(rf"Draft acceptance rate: (?:{_NUMBER}|nan)%")
+_RATES = re.compile(r"Per-position acceptance rate: (\d[.,]\d{3}(?:, \d[.,]\d{3})*)(?=, [A-Z]|\s*$)")
 _CANDIDATES = 500  # rounds tried where drafted / K does not settle them
 
 
@@ -79,7 +79,8 @@ class Lines:
     def add(self, line: str, at: str) -> bool:
         """False where the line is of another number of drafted tokens. Garbled for a line cut short."""
         accepted, drafted = _ACCEPTED.search(line), _DRAFTED.search(line)
-        if accepted is None or drafted is None:
+        average = _AVERAGE.search(line)
+        if accepted is None or drafted is None or average is None:
             raise Garbled
         length, rates = _LENGTH.search(line), _RATES.search(line)
         if (length is None) != (rates is None) or ("Per-position" in line and rates is None):
@@ -95,10 +96,9 @@ class Lines:
             self._low, self._high, self._all_drafted = -1, -1, False
             return True
         self.positions = len(joint)
-        average = _AVERAGE.search(line)
         self._line(
             printed(length.group(1)), joint, int(accepted.group(1)), int(drafted.group(1)),
-            printed(average.group(1)) if average else None, at,
+            printed(average.group(1)) if average.group(1) else None, at,
         )  # fmt: skip
         return True
 
