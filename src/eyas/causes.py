@@ -307,8 +307,16 @@ bonus-dropped: The length was counted without the bonus token.
   Add 1: accept length = accepted + 1.
 rates-padded: The list of rates is longer than the drafted tokens; the rest is padding.
   Read the first K entries only.
+counts-inconsistent: The engine's numbers contradict one another beyond rounding.
+  Read one run at a time; if it stays, the text is edited, or the engine counts wrongly: report the line named.
 acceptance-faked: Acceptance is simulated: the engine keeps as many drafted tokens as a setting says.
   Unset SGLANG_SIMULATE_ACC_LEN (SGLang) or rejection_sample_method: synthetic (vLLM), and measure again.
+tree-denominator: The accept rate is over the nodes of a draft tree, not over the tokens of a chain.
+  Compare accept lengths, or serve a chain: --speculative-eagle-topk 1.
+runs-mixed: One text holds several runs of the engine.
+  Read the runs one by one; their numbers must not be averaged.
+log-damaged: Lines about speculation are cut or garbled and were left out.
+  Take the engine's own log file instead of a terminal's copy.
 rates-at-different-k: Rates measured with different numbers of drafted tokens are compared.
   Measure both with the same number of drafted tokens.
 [quality]

@@ -201,18 +201,28 @@ def refuse_existing(path: Path, *, overwrite: bool, resume_hint: bool = False) -
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Raw lines with their number from 1; ``.gz`` is decompressed as it streams; one line is bounded in size."""
-    opener = gzip.open if path.suffix == ".gz" else open
+    with open_bytes(path) as (handle, _):
+        number = 0
+        while line := handle.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MB.",
+                    way_out="This is not JSON lines; put one JSON object on each line.",
+                )
+            yield number, line
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """A file to read from, unpacked as it streams if it ends in ``.gz``, and the packed file for its position."""
     try:
-        with opener(path, "rb") as handle:
-            number = 0
-            while line := handle.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MB.",
-                        way_out="This is not JSON lines; put one JSON object on each line.",
-                    )
-                yield number, line
+        with open(path, "rb") as raw:
+            if path.suffix != ".gz":
+                yield raw, raw
+                return
+            with gzip.open(raw, "rb") as handle:
+                yield handle, raw  # type: ignore[misc]
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist.", way_out="Check the path.") from error
     except IsADirectoryError as error:

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, capture, check, common, demo, export, generate, prepare, records, show, target, train
+from eyas.cli import bench, capture, check, common, demo, export, generate, prepare, read, records, show, target, train
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ for module, verb in (
     (check, "check"),
     (show, "show"),
     (export, "export"),
+    (read, "read"),
     (generate, "generate"),
     (bench, "bench"),
     (demo, "demo"),

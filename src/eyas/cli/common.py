@@ -13,11 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -155,6 +157,15 @@ def counting(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def counting_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """The same for bytes, with their speed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)
