@@ -22,7 +22,7 @@ def wired(origin: Origin = "declared", **facts: Any) -> Contract:
 
 
 def wiring(facts: Contract, **parts: Any) -> Wiring:
-    taps = facts["taps"] if "taps" in facts else None
+    taps = next((fact.value for name, fact in facts.facts.items() if name == "taps"), None)
     return Wiring("engine", str(Version("1.0")), None, "table", taps, facts, **parts)
 
 

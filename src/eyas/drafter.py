@@ -107,7 +107,11 @@ class DrafterConfig(BaseModel):
             fact: next(word for word, on in values.items() if on.items() <= ours.items())
             for fact, values in _SWITCHES.items()
         }
-        layers: dict[str, Any] = {"layers": self.num_hidden_layers, "attention_bias": self.attention_bias, "qk_norm": self.qk_norm}
+        layers: dict[str, Any] = {
+            "layers": self.num_hidden_layers,
+            "attention_bias": self.attention_bias,
+            "qk_norm": self.qk_norm,
+        }
         if self.num_hidden_layers > 1:
             layers["later_norm"] = "input_layernorm"
         return {**facts, **layers, "embedding": "own" if self.own_embedding else "target"}

@@ -1,6 +1,6 @@
 """A drafter written so that one engine wires it as it was trained, and read back through that engine's dialect.
 
-files -> contract -> the engine's config -> weights under the usual names -> what the engine would wire -> no difference.
+files -> contract -> the engine's config -> weights under the usual names -> what it would wire -> no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eyas.dialects.engines import Asked
 from eyas.dialects.wiring import Files, TargetFacts
 from eyas.errors import CheckpointError, UsageError
 from eyas.results import Finding
-from eyas.show import read_files, understand
+from eyas.show import faults, read_files, understand
 from eyas.show import show as show_drafter
 
 GGUF_ENGINES = ("llama.cpp",)  # these read one file, not a folder
@@ -55,18 +55,22 @@ def export(
     out: Path,
     *,
     target: TargetFacts | None = None,
+    tokenizer: Path | None = None,
     overwrite: bool = False,
     arguments: Mapping[str, object] | None = None,
 ) -> Exported:
-    """Write the drafter in ``source`` for one engine. Raises CannotExpress, naming the facts, where it cannot."""
+    """Write the drafter in ``source`` for one engine. Raises CannotExpress, naming the facts, where it cannot.
+
+    ``tokenizer``: the target's folder or GGUF, needed where a drafter's file holds it (llama.cpp).
+    """
     require_apart(source, out)
     files.refuse_existing(out, overwrite=overwrite)
     given = read_files(source)
     meant, _ = understand(given, source, target)
     host = require_known(meant.contract, meant.ambiguous, target, source)
-    config = to.dialect.write(meant.contract, given.config, host, to.launch)
     if to.name in GGUF_ENGINES:
-        return _as_gguf(source, to, out, meant.contract, host)
+        return _as_gguf(source, to, out, meant.contract, host, tokenizer)
+    config = to.dialect.write(meant.contract, given.config, host, to.launch)
     tensors, renamed, left_out = usual_tensors(source, given, meant.contract)
     with files.sole_writer(out), files.atomic_folder(out) as folder:
         _write(folder, tensors, config, meant.contract, arguments or {})
@@ -116,7 +120,11 @@ def usual_tensors(
 
 
 def _write(
-    folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], contract: Contract, arguments: Mapping[str, object]
+    folder: Path,
+    tensors: dict[str, Tensor],
+    config: dict[str, Any],
+    contract: Contract,
+    arguments: Mapping[str, object],
 ) -> None:
     weights = folder / "model.safetensors"
     checkpoint.write_tensors(tensors, weights, {"format": "pt"})
@@ -142,10 +150,22 @@ def read_back(folder: Path, to: Asked, target: TargetFacts) -> tuple[Finding, ..
     return findings
 
 
-def _as_gguf(source: Path, to: Asked, out: Path, contract: Contract, target: TargetFacts) -> Exported:
-    raise NotImplementedError
+def _as_gguf(
+    source: Path, to: Asked, out: Path, contract: Contract, target: TargetFacts, tokenizer: Path | None
+) -> Exported:
+    """One file with the target's tokenizer in it; ``gguf_export`` reads it back tensor by tensor."""
+    if tokenizer is None:
+        raise UsageError(
+            f"{to.name} keeps the target's tokenizer in a drafter's file.",
+            way_out="Pass --target with the target's folder (its tokenizer.json) or its GGUF.",
+        )
+    with files.sole_writer(out):
+        gguf_export.write(source, out, contract, target, to.launch, tokenizer)
+    wired = to.dialect.wire(gguf_export.read(out), target, to.launch)
+    differing = faults.differences(contract, wired, target, lambda fact: None)
+    assert not differing, [finding.summary for finding in differing]
+    return Exported(out, _words(to), contract, {}, (), ())
 
 
 def _words(to: Asked) -> str:
     return f"{to.name} {to.launch.version}"
-

@@ -82,7 +82,7 @@ def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def every_tensor(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a drafter by our names, as they are, and our names -> theirs. Also of one that is not built here."""
+    """All tensors of a drafter by our names, as they are, and our names -> theirs; also where it is not built here."""
     found = inventory.read(folder)
     names = layouts.read(found.tensors, str(folder)).names
     by_file = {info.file: _file(folder / info.file) for info in found.tensors.values()}

@@ -32,9 +32,16 @@ def export(
 
     asked = engines.asked(to)
     known = host.read(resolve.target_config(target)) if target else None
+    tokenizer = resolve.target_config(target).parent if target else None
     arguments = {"verb": "export", "checkpoint": checkpoint, "to": to, "target": target}
     made = export_drafter(
-        resolve.drafter(checkpoint), asked, out, target=known, overwrite=overwrite, arguments=arguments
+        resolve.drafter(checkpoint),
+        asked,
+        out,
+        target=known,
+        tokenizer=tokenizer,
+        overwrite=overwrite,
+        arguments=arguments,
     )
     told = made.to_json()
     common.write_result(told, json)

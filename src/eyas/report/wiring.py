@@ -70,7 +70,8 @@ def _engine(engine: Json, console: Console) -> None:
         rows += [(f"{effect} tensor", f"{t['tensor']} ({t['loudness']}): {t['why']}") for t in engine[effect]]
     for flag in engine["flags"]:
         asked = "not given" if flag["requested"] is None else _short(flag["requested"])
-        rows.append(("flag", f"{flag['flag']}: {asked} -> {_short(flag['resolved'])} ({flag['loudness']}): {flag['rule']}"))
+        told = f"{flag['flag']}: {asked} -> {_short(flag['resolved'])} ({flag['loudness']}): {flag['rule']}"
+        rows.append(("flag", told))
     if not rows and not engine["assumed"]:
         return
     console.print()

@@ -1,4 +1,4 @@
-"""What the keys of a config leave to be said before any engine is asked: two places that differ, ids that look wrong."""
+"""What the keys of a config leave to be said before any engine is asked: two places that differ, odd ids."""
 
 from __future__ import annotations
 
