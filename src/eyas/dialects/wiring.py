@@ -7,14 +7,14 @@ drafter was trained under is a fault; ``show`` says so, ``export`` writes files 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
 from eyas.contract import Contract
-from eyas.errors import UsageError
+from eyas.errors import CheckpointError, UsageError
 from eyas.inventory import TensorInfo
 
 Runner = Literal["v1", "v2"]
@@ -134,6 +134,28 @@ class Inexpressible:
     nearest: Any
     why: str
     source: Source
+
+
+class CannotExpress(CheckpointError):
+    """An engine has no spelling for facts of a contract. ``facts`` names each, never empty."""
+
+    def __init__(self, engine: str, facts: Sequence[Inexpressible], *, way_out: str | None = None) -> None:
+        assert facts
+        self.engine = engine
+        self.facts = tuple(facts)
+        lines = [f"{f.fact}: {_shown(f.wanted)} is wanted, {_nearest(f.nearest)} ({f.why})" for f in self.facts]
+        super().__init__(
+            f"{engine} cannot run this drafter as it was trained. {'; '.join(lines)}.",
+            way_out=way_out or "Serve it with an engine that can, or train a drafter without what is named here.",
+        )
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _nearest(value: Any) -> str:
+    return "nothing there is near it" if value is None else f"the nearest there is {_shown(value)}"
 
 
 def parse_engine(text: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, Version]:
