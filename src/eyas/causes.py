@@ -63,6 +63,12 @@ taps-too-few: One tap id lies outside the target or is repeated, so fewer states
   Use distinct ids the engine can read; under SGLang's +1 rule id n-1 is out of reach for most targets.
 taps-key-missing: The config names no taps, so every engine falls back on its own default.
   Write eagle_config.eagle_aux_hidden_state_layer_ids and the same list at top level.
+taps-differ: The engine reads other layers than the drafter was trained on.
+  Write the ids in this engine's own numbering: `eyas export CHECKPOINT --to ENGINE`.
+taps-ambiguous: Nothing in the files says how their layer ids are counted, and engines count in two ways.
+  Ask the trainer, or measure: `eyas check CHECKPOINT --target T` tries both readings.
+taps-branch: The engine hands over what the last block of a layer adds, not the residual stream after it.
+  Serve with an engine that captures the stream (vLLM does), or train on states captured by this one.
 [weights]
 checkpoint-unreadable: The checkpoint cannot be read: files missing, cut short, or not in a known format.
   Fetch or export it again and compare file sizes and hashes with the source.
@@ -96,6 +102,12 @@ head-tied-wrongly: tie_word_embeddings is true although the file has its own hea
   Set tie_word_embeddings to false in the drafter's config.json.
 norm-weight-missing: One norm weight is not in the file and runs as all ones.
   Export the missing norm weight again.
+layers-dropped: The engine builds fewer decoder layers than the drafter has and drops the others.
+  Set num_hidden_layers to the number of layers in the file, or use an engine that runs several.
+fc-skipped: The engine skips fc, because what fc takes happens to be as wide as what it gives.
+  Serve with an engine that calls fc always (vLLM), or train with another number of taps or another width.
+attention-bias-dropped: The biases of queries, keys and values are in the file but the engine has no place for them.
+  Serve with an engine that reads attention_bias (vLLM), or train without the biases.
 [vocab]
 vocab-map-inconsistent: d2t and t2d do not describe the same set of tokens, or the map leaves the vocabulary.
   Rebuild both from one list of target ids: d2t[i] = id[i] - i, t2d[id] = true.
@@ -136,6 +148,14 @@ norm-before-residual-ignored: The residual is taken before the norm, training to
   Write norm_before_residual explicitly; SGLang never reads it, so serve such a drafter with vLLM.
 fc-norm-joint: One norm over all taps joined stands where training had one norm a tap.
   Export as fc_norm.0, fc_norm.1, ... with fc_norm: true, not as input_norm with norm_before_fc.
+fc-norm-added: A norm stands before fc that training did not have.
+  Remove fc_norm, norm_before_fc and use_aux_norm from the config, or set them to false.
+head-norm-added: The last norm stands before the draft head, training had none there.
+  No engine leaves it out: fold nothing, train with the norm (SpecForge: norm_output true, its default).
+qk-norm-dropped: The norms of queries and keys are in the file but the engine's drafter has none.
+  Use the architecture that has them (vLLM: Eagle3Qwen3ForCausalLM), or train without them.
+later-norm-differs: Layers after the first are normed by another weight than the one trained.
+  Write that norm under both names, input_layernorm and hidden_norm; `eyas export` does.
 [feedback]
 feedback-post-norm: From the second step on the drafter is fed its normalised state, not its raw one.
   Set norm_output to false or remove it.
@@ -160,6 +180,8 @@ rope-scaling-dropped: Rotary scaling used in training is not applied.
   Copy rope_scaling from the trained config into the served one.
 rope-scaling-added: Rotary scaling is applied although training had none.
   Remove rope_scaling from the drafter's config; do not inherit it from the target.
+rope-scaling-differs: Rotary scaling is applied with other numbers than in training.
+  Copy rope_scaling from the trained config into the served one, number by number.
 position-limit-short: Contexts are longer than the drafter's position limit (max_position_embeddings).
   Raise max_position_embeddings to the served length, and check acceptance past the old limit.
 positions-off-by-one: All positions are shifted by one against training.
