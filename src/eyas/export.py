@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eyas import checkpoint, files, provenance
+from eyas import checkpoint, files, gguf_export, provenance
 from eyas import contract as contracts
 from eyas.contract import Contract
 from eyas.dialects import engines, hf

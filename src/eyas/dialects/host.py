@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas import inventory
 from eyas.dialects.wiring import TargetFacts
 from eyas.errors import TargetError
+from eyas.inventory.json_file import json_object
 
 _WIDTHS = ("num_hidden_layers", "hidden_size", "vocab_size")
 
 
 def read(config: Path) -> TargetFacts:
     """Facts out of a target's config.json."""
-    return from_config(inventory.read_json(config), str(config))
+    return from_config(json_object(config), str(config))
 
 
 def from_config(config: Mapping[str, Any], where: str) -> TargetFacts:

@@ -13,8 +13,8 @@ def over(answer: Answer, table: Wiring) -> Wiring:
     """The wiring with the engine's word in the place of the table's, for all that the engine was able to say."""
     source = Source(f"{answer.engine} {answer.version}, asked where it is installed", "executed")
     facts, taps = dict(table.facts.facts), table.taps
-    key = table.runner if table.runner in answer.taps else answer.engine
-    if key in answer.taps:
+    key = next((name for name in (table.runner, answer.engine) if name in answer.taps), None)
+    if key is not None:
         said = answer.taps[key]
         taps = None if said is None else tuple(sorted(set(said)))
         facts.pop("taps", None)
