@@ -3,7 +3,8 @@
 Taps are Hugging Face's states after layers 1, n//2-1 and n-4, so 2, n//2 and n-3; a list given to a run is not written
 down, and is concatenated in the order given (train/models/target/target_model_wrapper.py:578-629). One layer, no bias,
 no switch; the embedding is the target's, frozen. ``tie_word_embeddings`` is the target's own and left standing: the
-head is separate (train/models/draft/llama_eagle3.py:543). Its rope takes ``rope_theta`` for mrope only (the same, 290).
+head is separate (train/models/draft/llama_eagle3.py:543). Its rope takes ``rope_theta`` for mrope only (the same file,
+``_init_rope``; executed: base 10000 with a config of 1e6).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything is hard-coded: taps 2, n//2 and n-3 (traineagle3/modeling_llama_kv.py:1137), one layer whatever the config
 counts, no bias, no switch. The trainer builds its rope from ``rope_scaling`` alone and never reads ``rope_theta``
-(traineagle3/cnets.py:207), while its decoder does (model/cnets.py:215). Frozen weights are not saved
+(traineagle3/cnets.py:207, executed), while its decoder does (model/cnets.py:215). Frozen weights are not saved
 (traineagle3/main.py:349), so the embedding is the target's, unless the drafter is of another width.
 """
 
@@ -74,6 +74,6 @@ def unread_base(draft: Draft, keys: Keys, who: str) -> None:
         draft.leave_open(
             "rope",
             (trained, said.value),
-            f"{who} does not read rope_theta and trains with {rope.THETA:g}, by its code (read, not run); accuracy at "
-            "depth 0 of long records under either base tells",
+            f"{who} does not read rope_theta: its own attention, run on such a config, turns with base {rope.THETA:g}; "
+            "accuracy at depth 0 under either base tells",
         )
