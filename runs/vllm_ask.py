@@ -145,6 +145,21 @@ CASES = [
 ]  # fmt: skip
 
 
+def classes() -> dict[str, bool | None]:
+    """Every target's class that vLLM's registry names: has it the interface? None where it cannot be imported here."""
+    from vllm.model_executor.models import registry
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    found: dict[str, bool | None] = {}
+    for name in {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}:
+        try:
+            found[name] = bool(supports_eagle3(registry.ModelRegistry.models[name].load_model_cls()))
+        except Exception as error:
+            print(name, "->", type(error).__name__, str(error)[:100], flush=True)
+            found[name] = None
+    return found
+
+
 def inside() -> Any:
     path = HERE.parent / "src" / "eyas" / "engines" / "inside" / "vllm_ask.py"
     made = importlib.util.spec_from_file_location("vllm_ask", path)
@@ -169,6 +184,7 @@ def main() -> None:
         print(one["name"], "->", found.get("error") or found["taps"], flush=True)
     about = {"engine": "vllm", "version": version, "date": datetime.now(UTC).date().isoformat()}
     about["command"] = "python runs/vllm_ask.py"
+    about["classes"] = classes()
     rows = ",\n".join(json.dumps(row) for row in asked)
     out.write_text(f'{json.dumps(about)[:-1]}, "cases": [\n{rows}\n]}}\n', encoding="utf-8")
 
