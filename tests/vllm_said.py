@@ -32,12 +32,8 @@ def wired(config: dict[str, Any], target: TargetFacts | None, *flags: str, runne
 
 
 def said_by_vllm(case: dict[str, Any], runner: Any) -> Wiring:
-    """A recorded case put to the table; the folder's name, where it was to decide the method, as a path."""
-    flags = list(case["flags"])
-    if case["folder"] != "draft":
-        at = flags.index("--speculative-config") + 1
-        flags[at] = json.dumps({**json.loads(flags[at]), "model": f"/some/{case['folder']}"})
-    return wired(case["config"], host.from_config(case["target_config"], "target"), *flags, runner=runner)
+    """A recorded case put to the table."""
+    return wired(case["config"], host.from_config(case["target_config"], "target"), *case["flags"], runner=runner)
 
 
 def judged(case: dict[str, Any], runner: Any = "v1") -> Wiring:
