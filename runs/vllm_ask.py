@@ -51,10 +51,10 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
 TOP, INNER = "eagle_aux_hidden_state_layer_ids", "eagle_config"
 
 
-def case(name: str, *flags: str, target: dict[str, Any] | None = None, folder: str = "draft", **keys: Any) -> Any:
+def case(name: str, *flags: str, target: dict[str, Any] | None = None, **keys: Any) -> Any:
     """The usual drafter with ``keys`` changed (``None`` is null, ``...`` takes the key out)."""
     config = {k: v for k, v in {**DRAFT, **keys}.items() if v is not ...}
-    return {"name": name, "config": config, "target": {**TARGET, **(target or {})}, "flags": flags, "folder": folder}
+    return {"name": name, "config": config, "target": {**TARGET, **(target or {})}, "flags": flags}
 
 
 def spec(**fields: Any) -> tuple[str, str]:
@@ -121,8 +121,8 @@ CASES = [
     speculators("speculators, gemma", {"model_type": "gemma3_text"}),
     speculators("speculators, window", {"sliding_window": 64, "layer_types": ["sliding_attention"]}),
     speculators("speculators, ids inside", **{INNER: {TOP: [1, 2, 5]}}),
-    case("method from the path", *spec(method=...), folder="my-eagle3-draft", **{TOP: [1, 2, 5]}),
-    case("method from the path, EAGLE-1", *spec(method=...), folder="eagle-3-llama", **{TOP: [1, 2, 5]}),
+    case("method from the path", *spec(method=..., model="some/eagle3-draft"), **{TOP: [1, 2, 5]}),
+    case("method from the path, EAGLE-1", *spec(method=..., model="some/eagle-3-llama"), **{TOP: [1, 2, 5]}),
     case("method not told", *spec(method=...), **{TOP: [1, 2, 5]}),
     case("method eagle", *spec(method="eagle"), **{TOP: [1, 2, 5]}),
     case("unknown method", *spec(method="eagle4")),
@@ -141,8 +141,25 @@ CASES = [
     case("probabilistic", *spec(draft_sample_method="probabilistic")),
     case("spec- flags", "--spec-method", "eagle3", "--spec-tokens", "5"),
     case("spec- flags twice", *spec(), "--spec-tokens", "5"),
+    case("V1 asked for", "VLLM_USE_V2_MODEL_RUNNER=0", *spec(), **{INNER: {TOP: [1, 2, 5]}}),
+    case("V2 asked for", "VLLM_USE_V2_MODEL_RUNNER=1", *spec(), **{INNER: {TOP: [1, 2, 5]}}),
     case("other vocabularies", *spec(use_heterogeneous_vocab=True)),
 ]  # fmt: skip
+
+
+def classes() -> dict[str, bool | None]:
+    """Every target's class that vLLM's registry names: has it the interface? None where it cannot be imported here."""
+    from vllm.model_executor.models import registry
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    found: dict[str, bool | None] = {}
+    for name in {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}:
+        try:
+            found[name] = bool(supports_eagle3(registry.ModelRegistry.models[name].load_model_cls()))
+        except Exception as error:
+            print(name, "->", type(error).__name__, str(error)[:100], flush=True)
+            found[name] = None
+    return found
 
 
 def inside() -> Any:
@@ -159,16 +176,17 @@ def main() -> None:
     out, asked, ask = Path(sys.argv[1]), [], inside()
     for one in CASES:
         request = {"config": one["config"], "target_config": one["target"], "tensors": [], "flags": list(one["flags"])}
-        found = ask.answer({**request, "folder": one["folder"]})
+        found = ask.answer(request)
         version = found.pop("version")
         found["flags"] = [f for f in found.get("flags", []) if f["requested"] is not None or f["flag"] in ALWAYS]
         if "error" in found:
             found["error"]["message"] = found["error"]["message"][:200]
-        asked.append({"name": one["name"], "folder": one["folder"], **request, "answer": found})
+        asked.append({"name": one["name"], **request, "answer": found})
         found["said"] = [line for line in found["said"] if "Overriding" in line["text"]]
         print(one["name"], "->", found.get("error") or found["taps"], flush=True)
     about = {"engine": "vllm", "version": version, "date": datetime.now(UTC).date().isoformat()}
     about["command"] = "python runs/vllm_ask.py"
+    about["classes"] = classes()
     rows = ",\n".join(json.dumps(row) for row in asked)
     out.write_text(f'{json.dumps(about)[:-1]}, "cases": [\n{rows}\n]}}\n', encoding="utf-8")
 

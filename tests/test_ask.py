@@ -27,9 +27,11 @@ def fake(tmp_path: Path) -> Fake:
     """A python that runs ``code`` instead of the script it is given; what it was asked lies in ``request``."""
 
     def make(code: str) -> Path:
+        asked, seen = str(tmp_path / "request"), str(tmp_path / "seen")
         (tmp_path / "child.py").write_text(
-            f"import json, os, sys\nrequest = sys.stdin.read()\nopen({str(tmp_path / 'request')!r}, 'w').write(request)\n"
-            f"json.dump([sys.argv[1:], dict(os.environ)], open({str(tmp_path / 'seen')!r}, 'w'))\n{code}"
+            "import json, os, sys\n"
+            f"open({asked!r}, 'w').write(sys.stdin.read())\n"
+            f"json.dump([sys.argv[1:], dict(os.environ)], open({seen!r}, 'w'))\n{code}"
         )
         wrapper = tmp_path / "python"
         wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/child.py "$@"\n')

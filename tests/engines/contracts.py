@@ -203,7 +203,7 @@ def run(python: Path, out: Path, cases: Sequence[Case] = CASES, *, seconds: floa
         drafters[case.name] = write_drafter(out / f"eagle3-{name}", case, loaded[case.kind], facts)
         one = {"name": name, "target": str(folders[case.kind]), "drafter": str(out / f"eagle3-{name}")}
         jobs.append({**one, "options": dict(case.options)})
-    settings = {"prompts": [PROMPT], "tokens": TOKENS, "k": K, "longest": LONGEST, "jobs": jobs}
+    settings = {"prompts": [PROMPT], "tokens": TOKENS, "k": K, "longest": LONGEST, "ignore_eos": True, "jobs": jobs}
     version = in_vllm(python, out, settings, seconds=seconds)
     seen = []
     for case in cases:

@@ -24,6 +24,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import numpy as np
 
+MOST_PASSES = 40  # of which the rows are kept
+
 
 class Watch:
     """Mixed into vLLM's worker and called by name: keeps what the drafter is fed and what it drafts (V1 runner)."""
@@ -36,7 +38,8 @@ class Watch:
         combine, propose = model.combine_hidden_states, drafter.propose
 
         def combined(states: Any) -> Any:
-            self.fed.append(states.detach().float().cpu().numpy())
+            if len(self.fed) < MOST_PASSES:
+                self.fed.append(states.detach().float().cpu().numpy())
             return combine(states)
 
         def proposed(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +64,7 @@ class Watch:
 def job(vllm: Any, settings: dict[str, Any], one: dict[str, Any], out: Path) -> dict[str, Any]:
     llm = vllm.LLM(
         model=one["target"],
-        skip_tokenizer_init=settings.get("skip_tokenizer", True),
+        skip_tokenizer_init=settings["ignore_eos"],
         dtype="float32",
         enforce_eager=True,
         max_model_len=settings["longest"],
@@ -75,7 +78,9 @@ def job(vllm: Any, settings: dict[str, Any], one: dict[str, Any], out: Path) -> 
         **one.get("options", {}),
     )
     told = llm.collective_rpc("eyas_watch")[0]
-    sampling = vllm.SamplingParams(temperature=0, max_tokens=settings["tokens"], ignore_eos=True, detokenize=False)
+    sampling = vllm.SamplingParams(
+        temperature=0, max_tokens=settings["tokens"], ignore_eos=settings["ignore_eos"], detokenize=False
+    )
     prompts = [{"prompt_token_ids": ids} for ids in settings["prompts"]]
     answers = [list(a.outputs[0].token_ids) for a in llm.generate(prompts, sampling, use_tqdm=False)]
     drafted = llm.collective_rpc("eyas_seen", args=(str(out), one["name"]))[0]

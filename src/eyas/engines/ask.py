@@ -27,7 +27,9 @@ SECONDS = 300.0  # vLLM's import alone can take one of them on a busy machine
 @dataclass(frozen=True)
 class Answer:
     """``taps`` by runner (one name, the engine's, where it has a single one), in the engine's order before it sorts;
-    None where the target's class has none. ``error``: what stopped the engine, in its words. ``raw``: all it said."""
+    None where the target's class has none. ``runner`` is the one it would take on this machine, and ``why``; what a
+    GPU server would take is ``raw["runner_with_triton"]``. ``error``: what stopped the engine, in its words. ``raw``:
+    all it said."""
 
     engine: str
     version: str

@@ -26,11 +26,13 @@ def wire(files: Files, target: TargetFacts | None, launch: Launch) -> Wiring:
     on flags that are no command line."""
     read, flags = reading.read(files.config), command_line.read(launch, target)
     caught = capture(read.values, target, flags.runner, flags.transformers)
-    facts = keys.facts(read, caught, flags, target)
+    facts = keys.facts(read, caught, target)
     built_for, _ = keys.taps_built_for(read)
     refusals = [*read.refusals, *flags.refusals, *(caught.refusals if caught else ())]
     refusals += _shapes(read, caught, built_for, flags, target) + _methods(read, flags)
     warnings: list[Warned] = [*flags.warnings, *_runners_differ(read, target, flags), *_no_taps(read, flags)]
+    if short := keys.past_the_limit(read, flags, target):
+        warnings.append(("position-limit-short", f"max_position_embeddings is {short}", ran(f"{SPECULATIVE}:1677")))
     tensors = weights.Judged()
     if files.tensors is not None:
         tensors = weights.judge(files.tensors, read, built_for, target, flags.runner, flags.parallel_drafting)

@@ -70,7 +70,7 @@ def read(launch: Launch, target: TargetFacts | None) -> Flags:
     if told:
         notes.append(FlagNote("method", spec.get("method"), method, how, "silent", ran(f"{SPECULATIVE}:1334")))
         refusals += _refused(spec, given, target)
-        notes += _resolved(spec, limit, target)
+        notes += _resolved(spec)
         warnings += _warned(spec)
     return Flags(
         told,
@@ -260,7 +260,7 @@ def positions(target: TargetFacts | None) -> int | None:
     return found if type(found) is int else None
 
 
-def _resolved(spec: Mapping[str, Any], limit: int | None, target: TargetFacts | None) -> list[FlagNote]:
+def _resolved(spec: Mapping[str, Any]) -> list[FlagNote]:
     """Fields whose value is not the one asked for, or that decide how acceptance is to be read."""
 
     def note(flag: str, resolved: Any, rule: str, line: int, loudness: Loudness = "silent") -> FlagNote:
@@ -276,6 +276,9 @@ def _resolved(spec: Mapping[str, Any], limit: int | None, target: TargetFacts | 
         rates = spec.get("synthetic_acceptance_rates") or _rates(spec)
         rule = "drafts are accepted by these numbers, not by the target"
         notes.append(note("synthetic_acceptance_rates", rates, rule, 1834))
+    if spec.get("max_model_len") is not None:
+        rule = "no draft past this position (V1 runner; the V2 runner does not look at it)"
+        notes.append(note("max_model_len", spec["max_model_len"], rule, 1633))
     if spec.get("num_speculative_tokens_per_batch_size"):
         rule = "the number of drafted tokens changes with the batch: accept lengths of two loads do not compare"
         notes.append(note("num_speculative_tokens_per_batch_size", "by batch size", rule, 496))

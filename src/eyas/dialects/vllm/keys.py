@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from eyas.contract import Fact
 from eyas.dialects.vllm.flags import Flags, positions
@@ -12,8 +12,6 @@ from eyas.dialects.vllm.source import ALGOS, SPECULATIVE, at, ran
 from eyas.dialects.vllm.taps import ALL_KEYS, SELECTION, TOP, Capture, is_stream
 from eyas.dialects.vllm.weights import CLASS_FILE, draft_vocab_size, norm_before_fc, uses_aux
 from eyas.dialects.wiring import KeyNote, Runner, Source, TargetFacts
-
-Effect = Literal["ignored", "defaulted", "overridden"]
 
 
 def taps_built_for(reading: Reading) -> tuple[int, str]:
@@ -31,7 +29,7 @@ def taps_built_for(reading: Reading) -> tuple[int, str]:
 # -- facts ----------------------------------------------------------------------------------------------------
 
 
-def facts(reading: Reading, capture: Capture | None, flags: Flags, target: TargetFacts | None) -> dict[str, Fact]:
+def facts(reading: Reading, capture: Capture | None, target: TargetFacts | None) -> dict[str, Fact]:
     """Every fact the config settles. What only tensors settle (embedding, head, map) is in ``weights``."""
     switch = reading.origin
     made = {
@@ -49,7 +47,7 @@ def facts(reading: Reading, capture: Capture | None, flags: Flags, target: Targe
         ),
         "rope": Fact(reading.get("rope_parameters"), "declared" if reading.rope_key else "defaulted"),
         "window": Fact(window(reading), switch("layer_types", "sliding_window")),
-        "max_positions": _max_positions(reading, flags, target),
+        "max_positions": Fact(reading.get("max_position_embeddings") or 0, switch("max_position_embeddings")),
     }
     if (words := draft_vocab_size(reading)) is not None:
         made["draft_vocab_size"] = Fact(words, switch("draft_vocab_size"))
@@ -79,16 +77,6 @@ def window(reading: Reading) -> int | None:
         return None
     found = reading.get("sliding_window")
     return found if isinstance(found, int) else None
-
-
-def _max_positions(reading: Reading, flags: Flags, target: TargetFacts | None) -> Fact:
-    """The V2 runner drafts as far as the target goes; the V1 runner stops at the drafter's own limit."""
-    own = reading.get("max_position_embeddings") or 0
-    served = flags.max_model_len or positions(target)
-    origin = reading.origin("max_position_embeddings")
-    if flags.runner == "v2" and served is not None and served > own:
-        return Fact(served, "inferred")
-    return Fact(own, origin)
 
 
 # -- notes ----------------------------------------------------------------------------------------------------
@@ -250,12 +238,18 @@ def _window_source(reading: Reading) -> Source:
     return ran("model_executor/models/llama.py:186" if reading.kind == "llama" else f"{CLASS_FILE['qwen3']}:44")
 
 
-def _positions(reading: Reading, flags: Flags, target: TargetFacts | None) -> Iterator[KeyNote]:
+def past_the_limit(reading: Reading, flags: Flags, target: TargetFacts | None) -> str | None:
+    """What becomes of a drafter made for fewer positions than it is served with; None if it is not."""
     own, served = reading.get("max_position_embeddings") or 0, flags.max_model_len or positions(target)
     if served is None or own >= served:
-        return
-    effect: Effect = "overridden"
+        return None
     why = f"raised to the {served} positions the target is served with, said at info"
     if flags.runner == "v1":
-        why += f"; but past {own} the V1 runner drafts no more (v1/worker/gpu_model_runner.py:4283)"
-    yield KeyNote(reading.key("max_position_embeddings"), own, effect, why, ran(f"{SPECULATIVE}:1677"))
+        return f"{why}; but past {own} the V1 runner drafts no more (v1/worker/gpu_model_runner.py:4283)"
+    return f"{why}; the V2 runner drafts past {own}, where the drafter was never trained"
+
+
+def _positions(reading: Reading, flags: Flags, target: TargetFacts | None) -> Iterator[KeyNote]:
+    if why := past_the_limit(reading, flags, target):
+        own, source = reading.get("max_position_embeddings"), ran(f"{SPECULATIVE}:1677")
+        yield KeyNote(reading.key("max_position_embeddings"), own, "overridden", why, source)

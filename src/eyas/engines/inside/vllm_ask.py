@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 import tempfile
 import types
 from pathlib import Path
 from typing import Any
 
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+WHOLE = (["--speculative-config"], ["--speculative_config"], ["-sc"])
 # What a drafter's class reads of its config, as vLLM's config classes hand it over.
 READ = (
     "architectures",
@@ -80,22 +84,23 @@ def resolved(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
 
-    target, draft = folder / "target", folder / request.get("folder", "draft")  # its name can decide the method
-    for path, config in ((target, request["target_config"]), (draft, request["config"])):
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
     parser.error = refuse  # bad flags as an error with its message, not as a usage text and an exit
-    args = EngineArgs.from_cli_args(parser.parse_args(["--model", str(target), *request["flags"]]))
-    args.skip_tokenizer_init, args.load_format, args.spec_model = True, "dummy", None
+    target = written(folder / "target", request["target_config"])
+    args = EngineArgs.from_cli_args(parser.parse_args(["--model", str(target), *flags_of(request)]))
     given = dict(args.speculative_config or {})
-    args.speculative_config = {**given, "model": str(draft)}
+    for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
+        given |= {key: value} if value is not None and key not in given else {}
+    named = str(given.get("model") or args.spec_model or "draft")
+    # Its path can decide the method, so it has the name that was given.
+    draft = written(folder / re.sub("[^A-Za-z0-9._-]", "_", named)[-100:], request["config"])
+    args.skip_tokenizer_init, args.load_format = True, "dummy"
+    args.speculative_config, args.spec_model = {**(args.speculative_config or {}), "model": str(draft)}, None
     config = args.create_engine_config()
     spec = config.speculative_config
     hf_config = spec.draft_model_config.hf_config
     return {
-        "runner": "v2" if config.use_v2_model_runner else "v1",
-        "v2_cannot": config._get_v2_model_runner_unsupported_features(),
+        **runner(config, request["flags"]),
         **taps(config),
         "drafter": {
             "class": spec.draft_model_config._architecture,
@@ -108,6 +113,45 @@ def resolved(request: dict[str, Any], folder: Path) -> dict[str, Any]:
             if isinstance(value, str | int | float | bool | list) and key != "model"
         ],
     }
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def flags_of(request: dict[str, Any]) -> list[str]:
+    """The flags as on vLLM's command line, without those that name a model to look for; what stood before the line
+    goes where vLLM looks for it."""
+    kept: list[str] = []
+    flags = iter(request["flags"])
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        if name in ("--model", "--tokenizer", "--hf-config-path"):
+            if not equals:
+                next(flags, None)
+        elif equals and name.startswith("VLLM_") and name.isupper():
+            os.environ |= {name: value} if name != RUNNER else {}  # without Triton a V2 runner stops all questions
+        else:
+            kept += ["--speculative-config", flag] if flag.startswith("{") and kept[-1:] not in WHOLE else [flag]
+    return kept
+
+
+def runner(config: Any, flags: list[str]) -> dict[str, Any]:
+    """Which runner it is here, and which it would be where Triton is."""
+    from vllm.triton_utils import HAS_TRITON  # type: ignore[import-not-found]
+
+    if asked := [flag.partition("=")[2] for flag in flags if flag.startswith(f"{RUNNER}=")]:
+        here = "v1" if asked[-1] in ("0", "false") else "v2"
+        missing = "" if HAS_TRITON or here == "v1" else ", but it needs Triton, which is not here: vLLM would stop"
+        return {"runner": here, "runner_with_triton": here, "why": f"{RUNNER} is set{missing}"}
+    here = "v2" if config.use_v2_model_runner else "v1"
+    cannot = config._get_v2_model_runner_unsupported_features()
+    there = "v1" if cannot else "v2"
+    lacks = f"the V2 runner cannot do {', '.join(cannot)}" if cannot else None
+    why = lacks or ("Triton is there" if HAS_TRITON else "the V2 runner needs Triton, which is not here")
+    return {"runner": here, "runner_with_triton": there, "why": why}
 
 
 def taps(config: Any) -> dict[str, Any]:
