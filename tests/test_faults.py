@@ -76,6 +76,7 @@ def test_taps_nobody_asked_for_are_the_engines_default_whatever_they_look_like()
         ("qk_norm", True, False, "qk-norm-dropped"),
         ("attention_bias", True, False, "attention-bias-dropped"),
         ("fc", "applied", "skipped", "fc-skipped"),
+        ("fc", "skipped", "applied", "engine-cannot-express"),
         ("tap_state", "stream", "branch", "taps-branch"),
         ("layers", 2, 1, "layers-dropped"),
         ("window", None, 2048, "window-from-target"),

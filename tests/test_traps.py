@@ -110,7 +110,7 @@ TRAPS = [
     # 27 a window that this engine does not read
     Trap(27, "sglang", "window-from-target", wrong={"facts": {"window": 2048}}, right={}),
     # 28 the target's quantisation inherited
-    Trap(28, "sglang", "draft-quantisation-inherited", grave=False, flags="--quantization fp8",
+    Trap(28, "sglang", "drafter-target-quantisation", grave=False, flags="--quantization fp8",
          right_flags="--quantization fp8 --speculative-draft-model-quantization unquant"),
     # 30 a path that names another method
     Trap(30, "vllm", "algorithm-eagle", runner="v1",
@@ -124,11 +124,11 @@ TRAPS = [
          flags="--speculative-num-steps 1 --speculative-num-draft-tokens 16 --speculative-eagle-topk 1",
          right_flags="--speculative-num-steps 15 --speculative-num-draft-tokens 16 --speculative-eagle-topk 1"),
     # 34 acceptance that is made up
-    Trap(34, "sglang", "acceptance-faked", flags="SGLANG_SIMULATE_ACC_LEN=3 --speculative-num-steps 3 "
+    Trap(34, "sglang", "acceptance-faked", grave=False, flags="SGLANG_SIMULATE_ACC_LEN=3 --speculative-num-steps 3 "
          "--speculative-num-draft-tokens 4 --speculative-eagle-topk 1",
          right_flags="--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1"),
     # 40 use_aux_hidden_state: false
-    Trap(40, "vllm", "taps-differ", grave=False, runner="v2",
+    Trap(40, "vllm", "engine-cannot-express", grave=False, runner="v2",
          wrong={"config": drafts.inner([1, 1, 14], use_aux_hidden_state=False)}, right={}),
     # 41 ids out of order
     Trap(41, "sglang", "taps-swapped", taps=(15, 2, 27),

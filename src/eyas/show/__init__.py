@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas import inventory, provenance
-from eyas.contract import Contract
+from eyas.contract import Contract, Fact
 from eyas.dialects import engines, hf, layouts, meaning
 from eyas.dialects.engines import Asked
 from eyas.dialects.meaning import Meaning
@@ -87,7 +87,7 @@ def read_files(checkpoint: Path) -> Files:
 
 def understand(files: Files, checkpoint: Path, target: TargetFacts | None) -> tuple[Meaning, list[Finding]]:
     """The contract the files declare or imply. Declared of other weights than these, it is only inferred."""
-    meant = meaning.meaning(files, target, checkpoint.name)
+    meant = doubted(meaning.meaning(files, target, checkpoint.name))
     _, promised = hf.read_contract(files.config, checkpoint.name)
     weights = checkpoint / "model.safetensors"
     if promised is None or not weights.is_file():
@@ -102,6 +102,22 @@ def understand(files: Files, checkpoint: Path, target: TargetFacts | None) -> tu
         [Evidence("sha256 of model.safetensors", actual, promised, "contract")],
     )
     return replace(meant, contract=meant.contract.with_origin("inferred")), [changed]
+
+
+# Facts spelled by keys that trainers and engines read in different ways: who wrote them decides what they say.
+READ_IN_SEVERAL_WAYS = ("taps", "feedback", "head_norm")
+SIGNED = ("eyas", "speculators")  # formats that name themselves; of others the trainer is recognised by its habits
+
+
+def doubted(meant: Meaning) -> Meaning:
+    """Where the trainer was only recognised, what hangs on who it was is inferred, however plainly a key is written."""
+    if meant.spelled_by in SIGNED:
+        return meant
+    facts = dict(meant.contract.facts)
+    for name in READ_IN_SEVERAL_WAYS:
+        if name in facts and facts[name].origin == "declared":
+            facts[name] = Fact(facts[name].value, "inferred")
+    return replace(meant, contract=Contract(facts))
 
 
 def judge(meant: Meaning, wiring: Wiring, files: Files, target: TargetFacts | None, asked: Asked) -> list[Finding]:

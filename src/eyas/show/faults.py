@@ -152,6 +152,7 @@ _PAIRS: dict[str, dict[tuple[Any, Any], str]] = {
     "embedding": {("own", "target"): "embedding-overwritten", ("target", "own"): "embedding-random"},
     "head": {("own", "target"): "head-overwritten", ("target", "own"): "head-missing"},
     "vocab_map": {("offsets", "none"): "d2t-missing"},
+    "fc": {("skipped", "applied"): "engine-cannot-express"},
     "qk_norm": {(True, False): "qk-norm-dropped"},
     "attention_bias": {(True, False): "attention-bias-dropped"},
 }
@@ -177,7 +178,7 @@ def _cause(fact: str, ours: Any, theirs: Any, wiring: Wiring, target: TargetFact
         defaulted = wiring.facts.facts["taps"].origin == "defaulted"
         return tap_cause(ours, theirs, defaulted=defaulted, num_layers=target.num_layers if target else None)
     if fact == "rope":
-        return rope_cause(ours, theirs, unread=any(note.key.startswith("rope") for note in wiring.keys))
+        return rope_cause(ours, theirs, unread=any(n.key.startswith("rope") and n.effect == "ignored" for n in wiring.keys))
     if fact == "max_positions":
         return "position-limit-short" if isinstance(theirs, int) and theirs < ours else None
     if (ours, theirs) in _PAIRS.get(fact, {}):

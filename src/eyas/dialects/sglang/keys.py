@@ -56,6 +56,14 @@ class Keys:
     refusals: tuple[Refusal, ...]
 
 
+def foreign(config: Mapping[str, Any], release: Release) -> tuple[Refusal, ...]:
+    """Why a config in another format altogether stops SGLang at once; empty where it is one of its own drafters'."""
+    architecture = _architecture(config)
+    if architecture in (LLAMA, MLA) or "hidden_size" in config:
+        return ()
+    return tuple(_refusals({**config, "draft_vocab_size": 0}, architecture, False, release))
+
+
 def read(config: Mapping[str, Any], release: Release) -> Keys:
     """Raises CheckpointError on a value that cannot be what its key is for, or without the sizes of the drafter."""
     architecture = _architecture(config)
@@ -217,7 +225,7 @@ def _refusals(config: Mapping[str, Any], architecture: str, mla: bool, release: 
             "engine-cannot-express",
             f"architecture {architecture} is none of its EAGLE-3 drafters ({LLAMA}, {MLA})",
             "start",
-            release.at("head", "inferred"),
+            release.at("head"),
         )
     if mla and config.get("num_hidden_layers", 1) != 1:
         yield Refusal(
@@ -301,7 +309,7 @@ def wrong(key: str, value: object, expected: str) -> CheckpointError:
 def layer_ids(value: object, key: str) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if not (isinstance(value, list | tuple) and value and all(type(v) is int for v in value)):
+    if not (isinstance(value, list | tuple) and all(type(v) is int for v in value)):
         raise wrong(key, value, "a list of layer numbers")
     return tuple(value)
 
