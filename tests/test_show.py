@@ -66,9 +66,18 @@ def test_keys_of_the_result_are_those_of_the_design(capsys: pytest.CaptureFixtur
     _, shown = told(capsys, drafter, "-e", "sglang", "--flags", "--speculative-num-steps 3 "
                     "--speculative-num-draft-tokens 4 --speculative-eagle-topk 1")  # fmt: skip
     assert shown["schema"] == 1
-    assert {"name", "version", "runner", "source", "taps", "ignored_keys", "shared", "unfilled", "dropped", "flags"} <= (
-        set(shown["engines"][0])
-    )
+    assert {
+        "name",
+        "version",
+        "runner",
+        "source",
+        "taps",
+        "ignored_keys",
+        "shared",
+        "unfilled",
+        "dropped",
+        "flags",
+    } <= (set(shown["engines"][0]))
     assert {"flag", "requested", "resolved", "rule", "loudness"} <= set(shown["engines"][0]["flags"][0])
     assert {"kind", "cause", "severity", "summary", "evidence", "fix", "rivals"} <= set(
         told(capsys, drafter, "-e", "llama.cpp")[1]["findings"][0]
@@ -88,7 +97,7 @@ def test_an_edited_key_is_named_and_the_fix_puts_it_right(capsys: pytest.Capture
     first = shown["findings"][0]
     assert (first["cause"], first["severity"], first["rivals"]) == ("taps-off-by-one", "likely", [])
     assert shown["engines"][0]["taps"] == [1, 3, 16]
-    assert f'eagle_config.{KEY} to [-1, 1, 14] (now [0, 2, 15])' in first["fix"]
+    assert f"eagle_config.{KEY} to [-1, 1, 14] (now [0, 2, 15])" in first["fix"]
     assert "contract-edited" in [f["cause"] for f in shown["findings"]]
     edited(drafter, eagle_config={KEY: [-1, 1, 14], "use_aux_hidden_state": True})
     assert told(capsys, drafter, "-e", "sglang")[0] == 0
@@ -192,7 +201,10 @@ def test_public_configs_are_shown_for_every_engine(capsys: pytest.CaptureFixture
     [
         ("{", "broken JSON"),
         ("[]", "an object was expected"),
-        ('{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30, "hidden_size": 8, "vocab_size": 9}', "target"),
+        (
+            '{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30, "hidden_size": 8, "vocab_size": 9}',
+            "target",
+        ),
         ("{}", "drafter"),
     ],
 )

@@ -31,29 +31,53 @@ def _heading(told: Json, console: Console) -> None:
         console.print(Text(f"for {words.plain(target['architecture'])}, {shape}", style="dim"))
 
 
+# Facts of training, which no engine decides: they are in the JSON, not in the table.
+_OF_TRAINING = ("target", "mask", "depths", "vocab_sha256", "template_sha256", "tokenizer_sha256")
+
+
 def _facts(contract: Json, engines: Sequence[Json], console: Console) -> None:
-    """One row a fact, one column an engine; what differs from the contract stands out."""
+    """One row a fact, one column an engine; only what differs from the contract is spelled out there."""
     table = Table(title="What the drafter was made for" + (", and what engines wire" if engines else ""))
     table.title_justify, table.title_style = "left", "bold"
     table.add_column("fact", no_wrap=True)
-    table.add_column("made for", overflow="fold")
+    table.add_column("made for", overflow="fold", min_width=12)
     for engine in engines:
-        table.add_column(engine_words(engine), overflow="fold")
-    names = [name for name in contract if name != "target"]
-    names += [n for engine in engines for n in engine["facts"] if n not in names]
+        table.add_column(engine_words(engine).replace(" ", "\n"), overflow="fold")
+    names = [*contract, *(name for engine in engines for name in engine["facts"])]
     for name in dict.fromkeys(names):
-        ours = contract.get(name)
-        told = Text("–") if ours is None else Text.assemble(_short(ours["value"]), (f" {ours['origin']}", "dim"))
-        table.add_row(name, told, *(_cell(ours, engine["facts"].get(name)) for engine in engines))
+        if name not in _OF_TRAINING:
+            ours = contract.get(name)
+            table.add_row(name, _made_for(ours), *(_cell(ours, engine["facts"].get(name)) for engine in engines))
     console.print()
     console.print(table)
+    if engines:
+        told = (
+            "= as made for   · not the engine's to decide, or not to be told from these files   – the files do not say"
+        )
+        console.print(Text(told, style="dim"))
+
+
+def _made_for(ours: Json | None) -> Text:
+    if ours is None:
+        return Text("–", style="dim")
+    origin = "" if ours["origin"] == "declared" else f" ({ours['origin']})"
+    return Text.assemble(_short(ours["value"]), (origin, "dim"))
 
 
 def _cell(ours: Json | None, theirs: Json | None) -> Text:
     if theirs is None:
         return Text("·", style="dim")
-    differs = ours is not None and ours["value"] != theirs["value"]
-    return Text(_short(theirs["value"]), style="bold red" if differs else "")
+    if ours is None:
+        return Text(_short(theirs["value"]), style="dim")
+    same = _plain(ours["value"]) == _plain(theirs["value"])
+    return Text("=", style="dim") if same else Text(_short(theirs["value"]), style="bold red")
+
+
+def _plain(value: Any) -> Any:
+    """Rotary parameters without their default type, which some write and some leave out."""
+    if isinstance(value, Mapping):
+        return {k: v for k, v in value.items() if (k, v) not in (("rope_type", "default"), ("type", "default"))}
+    return value
 
 
 def engine_words(engine: Json) -> str:
@@ -87,5 +111,7 @@ def _engine(engine: Json, console: Console) -> None:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "rope_theta" in value:
+        value = ", ".join(f"{k.removeprefix('rope_')} {v}" for k, v in _plain(value).items())
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return words.plain(text if len(text) <= 70 else text[:67] + "…")

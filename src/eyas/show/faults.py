@@ -178,7 +178,9 @@ def _cause(fact: str, ours: Any, theirs: Any, wiring: Wiring, target: TargetFact
         defaulted = wiring.facts.facts["taps"].origin == "defaulted"
         return tap_cause(ours, theirs, defaulted=defaulted, num_layers=target.num_layers if target else None)
     if fact == "rope":
-        return rope_cause(ours, theirs, unread=any(n.key.startswith("rope") and n.effect == "ignored" for n in wiring.keys))
+        return rope_cause(
+            ours, theirs, unread=any(n.key.startswith("rope") and n.effect == "ignored" for n in wiring.keys)
+        )
     if fact == "max_positions":
         return "position-limit-short" if isinstance(theirs, int) and theirs < ours else None
     if (ours, theirs) in _PAIRS.get(fact, {}):

@@ -20,7 +20,10 @@ def _two_places(files: Files, target: TargetFacts | None) -> list[Finding]:
             "keys-contradict",
             "note",
             f"{row.key} says {row.inner} inside its block and {row.outer} at top level; "
-            + ", ".join(f"{reader} reads {place if place == 'neither' else 'the ' + place}" for reader, place in row.readers.items())
+            + ", ".join(
+                f"{reader} reads {place if place == 'neither' else 'the ' + place}"
+                for reader, place in row.readers.items()
+            )
             + ".",
             [Evidence(row.key, row.inner, row.outer, f"{row.source.where} ({row.source.basis})")],
         )
