@@ -31,8 +31,12 @@ def export(
     from eyas.report import terminal
 
     asked = engines.asked(to)
-    known = host.read(resolve.target_config(target)) if target else None
-    tokenizer = resolve.target_config(target).parent if target else None
+    known = tokenizer = None
+    if target is not None and target.endswith(".gguf"):  # whose tokenizer it is; the shape is in the contract
+        tokenizer = Path(target)
+    elif target is not None:
+        config = resolve.target_config(target)
+        known, tokenizer = host.read(config), config.parent
     arguments = {"verb": "export", "checkpoint": checkpoint, "to": to, "target": target}
     made = export_drafter(
         resolve.drafter(checkpoint),

@@ -26,10 +26,9 @@ def wire(files: Files, target: TargetFacts | None, launch: Launch) -> Wiring:
     resolved = flags.resolve(launch.flags, target, of)
     config = {**files.config, **resolved.override}
     if stopped := keys.foreign(config, of):  # speculators' own format: nothing else of it is read
-        version, told = str(launch.version), resolved.warnings
         return Wiring(
-            "sglang", version, None, "table", None, Contract({}), refusals=stopped, warnings=tuple(told),
-            assumed=of.assumed,
+            "sglang", str(launch.version), None, "table", None, Contract({}), refusals=stopped,
+            warnings=tuple(resolved.warnings), assumed=of.assumed,
         )  # fmt: skip
     read = keys.read(config, of)
     facts, stops = dict(read.facts), [*resolved.refusals, *read.refusals]
