@@ -159,7 +159,7 @@ def _nearest(value: Any) -> str:
 
 
 def parse_engine(text: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, Version]:
-    """``NAME[==VERSION]``; without a version the newest the tables know. ``known``: versions ascending, by name."""
+    """``NAME[==VERSION]``; without a version the newest known. ``known``: versions by name, ascending."""
     name, _, version = text.partition("==")
     name = name.strip().lower()
     if name not in known:
