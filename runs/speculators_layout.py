@@ -29,6 +29,7 @@ SHAPE = {
     "vocab_size": 48,
     "rms_norm_eps": 1e-5,
     "dtype": "float32",
+    "eyas": {"schema": 1, "contract": {}, "weights_sha256": None},  # whoever loads the folder meets this too
 }
 TARGET = {"architecture": "Qwen3ForCausalLM", "num_layers": 36, "hidden_size": 16, "vocab_size": 48}
 USUAL = {

@@ -363,6 +363,27 @@ def test_four_states_and_no_layers_named_stay_unknown() -> None:
     assert any("fc takes 4 states" in note for note in found.notes)
 
 
+def test_modelopt_s_switches_and_head() -> None:
+    def read(names: list[str] | None, **inner: Any) -> Meaning:
+        block = {**config("nvidia-gpt-oss-120b-long-context")["eagle_config"], **inner}
+        written = config("nvidia-gpt-oss-120b-long-context", eagle_config=block)
+        return meaning(Files(written, None if names is None else shapes(*names)), GPT_OSS, "x")
+
+    usual_one, without_norm = read(None), read(None, use_last_layernorm=False)
+    assert {**values(usual_one), "head_norm": False} == values(without_norm)
+    assert {without_norm.contract.facts["head_norm"].origin, usual_one.contract.facts["head_norm"].origin} == {
+        "declared"
+    }
+    assert "head" not in usual_one.contract  # a full vocabulary, and no tensors to tell
+    assert read(["lm_head.weight"]).contract["head"] == "own"
+    assert read(["fc.weight"]).contract["head"] == "target"
+    # Hugging Face or vLLM's dump: nothing tells, but for ids that only one of them could mean
+    assert [a.values for a in read(None, eagle_aux_hidden_state_layer_ids=[3, 9, 20]).ambiguous] == [
+        ((4, 10, 21), (3, 9, 20))
+    ]
+    assert read(None, eagle_aux_hidden_state_layer_ids=[-1, 9, 20]).contract["taps"] == (0, 10, 21)
+
+
 # -- eyas first -----------------------------------------------------------------------------------------------
 
 

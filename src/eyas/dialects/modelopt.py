@@ -55,8 +55,8 @@ def read_all(files: Files, target: TargetFacts | None) -> Reading:
     reading.vocabulary(draft, keys, keys, files)
     reading.max_positions(draft, keys, None)
     draft.notes.append(
-        "By reading, not run: its first layer norms the hidden half twice, by input_layernorm and then by hidden_norm "
-        "(modeling_eagle.py:71-127); engines apply hidden_norm alone."
+        "Its first layer norms the hidden half twice, input_layernorm then hidden_norm (modeling_eagle.py:71, "
+        "run with transformers 5.19); engines apply hidden_norm alone, and no fact of a contract says so."
     )
     return draft.done()
 
