@@ -295,8 +295,8 @@ def gguf(**changed: Any) -> Wiring:
 @pytest.mark.parametrize(
     ("changed", "cause"),
     [
-        ({"eagle3__extract_layers": [1, 2]}, "taps-too-few"),
-        ({"eagle3__extract_layers": [1, 2, 32]}, "taps-too-few"),
+        ({"eagle3__target_layers": [1, 2]}, "taps-too-few"),
+        ({"eagle3__target_layers": [1, 2, 32]}, "taps-too-few"),
         ({"eagle3__block_count": 2}, "layers-dropped"),
         ({"tokenizer__ggml__model": None}, "tokenizer-differs"),
     ],

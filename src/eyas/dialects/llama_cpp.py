@@ -245,7 +245,7 @@ def _gguf(keys: Keys, files: Files, target: TargetFacts | None) -> tuple[dict[st
             way_out="Name the drafter's file; that of the target is another.",
         )
     facts = {name: Fact(value, "defaulted") for name, value in _GRAPH.items()}
-    taps = keys.ids(f"{ARCH}.extract_layers") or ()
+    taps = keys.ids(f"{ARCH}.target_layers") or ()
     before = keys.flag(f"{ARCH}.norm_before_residual")
     facts["taps"] = Fact(list(taps), "declared")
     facts["residual"] = Fact("after hidden_norm" if before.value else "before hidden_norm", before.origin)
@@ -253,7 +253,7 @@ def _gguf(keys: Keys, files: Files, target: TargetFacts | None) -> tuple[dict[st
     facts["max_positions"] = Fact(keys.count(f"{ARCH}.context_length"), "declared")
     refusals = []
     if len(taps) != TAPS:
-        why = f"extract_layers has {len(taps)} entries; exactly three are taken"
+        why = f"target_layers has {len(taps)} entries; exactly three are taken"
         refusals.append(Refusal("taps-too-few", why, "start", at(f"{_GRAPH_CPP}:10")))
     if target is not None and (beyond := [t for t in taps if not 0 <= t < target.num_layers]):
         why = f"layer {beyond[0]} of the target's {target.num_layers} has no input to hand over"
@@ -345,7 +345,8 @@ def write(contract: Contract, config: Mapping[str, Any], target: TargetFacts, la
         f"{ARCH}.vocab_size": target.vocab_size,
         f"{ARCH}.rope.dimension_count": shape["head_dim"],
         f"{ARCH}.rope.freq_base": float(turns["rope_theta"]),
-        f"{ARCH}.extract_layers": wanted if possible else _default_taps(target),
+        f"{ARCH}.target_layers": wanted if possible else _default_taps(target),
+        f"{ARCH}.extract_layers": wanted if possible else _default_taps(target),  # its name before 0.5.0
         f"{ARCH}.target_hidden_size": shape["target_hidden_size"],
         f"{ARCH}.norm_before_residual": bool(after),
         "tokenizer.ggml.model": "",
