@@ -17,6 +17,7 @@ from eyas.inventory import TensorInfo
 
 TARGET = TargetFacts("LlamaForCausalLM", 32, 64, 1000)
 LAUNCH = Launch(Version(llama_cpp.VERSIONS[-1]))
+OLD = Launch(Version(llama_cpp.VERSIONS[0]))
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "hidden_size": 64,
@@ -87,10 +88,10 @@ def test_the_usual_folder() -> None:
 
 
 def test_a_lone_config_says_what_it_decides() -> None:
-    made = llama_cpp.wire(Files(CONFIG), None, Launch(Version("9000")))
+    made = llama_cpp.wire(Files(CONFIG), None, Launch(Version("0.4.2")))
     assert made.taps is None
     assert set(PLAIN) - set(made.facts) == {"taps", "embedding", "head", "vocab_map"}
-    assert made.assumed == "the tables were read from commit 0274f0f of llama.cpp, not from build 9000"
+    assert made.assumed == "llama.cpp 0.4.2 is not in the tables; what 0+0274f0f does is said"
 
 
 @pytest.mark.parametrize("n", [6, 28, 61])
@@ -213,7 +214,7 @@ expressible = st.fixed_dictionaries(
         "max_positions": st.integers(1, 2**31 - 1),
     },
     optional={
-        "fc_norm": st.just("none"),
+        "fc_norm": st.sampled_from(["none", "joint"]),
         "feedback": st.just("before the last norm"),
         "window": st.none(),
         "layers": st.just(1),
@@ -233,6 +234,14 @@ def test_what_is_written_is_wired(facts: dict[str, Any]) -> None:
     assert list(contract.differences(made.facts)) == []
     assert made.taps == tuple(facts["taps"])
     assert made.refusals == ()
+    old = {**facts, "fc_norm": "none"}
+    fields = llama_cpp.write(declared(**old), CONFIG, TARGET, OLD)
+    assert list(declared(**old).differences(llama_cpp.wire(Files(fields), TARGET, OLD).facts)) == []
+
+
+def test_the_joint_norm_came_with_a_release() -> None:
+    with pytest.raises(CannotExpress, match="fc_norm: joint is wanted, the nearest there is none"):
+        llama_cpp.write(declared(taps=[1, 2, 3], fc_norm="joint"), CONFIG, TARGET, OLD)
 
 
 OUTSIDE = {
@@ -295,8 +304,8 @@ def gguf(**changed: Any) -> Wiring:
 @pytest.mark.parametrize(
     ("changed", "cause"),
     [
-        ({"eagle3__extract_layers": [1, 2]}, "taps-too-few"),
-        ({"eagle3__extract_layers": [1, 2, 32]}, "taps-too-few"),
+        ({"eagle3__target_layers": [1, 2]}, "taps-too-few"),
+        ({"eagle3__target_layers": [1, 2, 32]}, "taps-too-few"),
         ({"eagle3__block_count": 2}, "layers-dropped"),
         ({"tokenizer__ggml__model": None}, "tokenizer-differs"),
     ],

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ TYPES = {
     torch.bfloat16: gguf.GGMLQuantizationType.BF16,
     torch.int64: gguf.GGMLQuantizationType.I64,
 }
+KeyValue = tuple[str, Any, gguf.GGUFValueType, gguf.GGUFValueType | None]
 UNUSED, NORMAL, CONTROL, USER_DEFINED = (
     gguf.TokenType.UNUSED,
     gguf.TokenType.NORMAL,
@@ -66,24 +67,28 @@ def write(source: Path, out: Path, contract: Contract, target: TargetFacts, laun
     del fields["tokenizer.ggml.model"]
     fields |= _provenance(drafter, contract, launch)
     tensors = tensors_for(drafter, fields, contract)
-    words = _tokenizer(tokenizer, target.vocab_size)
+    words = tokenizer_keys(tokenizer, target.vocab_size)
     with files.written_whole(out) as temporary:
-        writer = gguf.GGUFWriter(temporary, llama_cpp.ARCH)
-        try:
-            for key, value in fields.items():
-                if key != llama_cpp.IS_GGUF:  # the writer's own
-                    _add(writer, key, value)
-            for key, value, kind, of in words:
-                writer.add_key_value(key, value, kind, of)
-            for name, tensor in tensors.items():
-                data = _bits(tensor)
-                writer.add_tensor(name, data, raw_shape=tuple(tensor.shape), raw_dtype=TYPES[tensor.dtype])
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        finally:
-            writer.close()
+        write_file(temporary, fields, tensors, words)
         _compare(temporary, fields, tensors)
+
+
+def write_file(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], words: Iterable[KeyValue]) -> None:
+    """The file itself, unasked: ``fields``, the tokenizer's keys ``words``, ``tensors``."""
+    writer = gguf.GGUFWriter(path, llama_cpp.ARCH)
+    try:
+        for key, value in fields.items():
+            if key != llama_cpp.IS_GGUF:  # the writer's own
+                _add(writer, key, value)
+        for key, value, kind, of in words:
+            writer.add_key_value(key, value, kind, of)
+        for name, tensor in tensors.items():
+            writer.add_tensor(name, _bits(tensor), raw_shape=tuple(tensor.shape), raw_dtype=TYPES[tensor.dtype])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
 
 
 # -- what is written --------------------------------------------------------------------------------------------------
@@ -177,10 +182,9 @@ def _bits(tensor: Tensor) -> Array:
 
 # -- the tokenizer ----------------------------------------------------------------------------------------------------
 
-KeyValue = tuple[str, Any, gguf.GGUFValueType, gguf.GGUFValueType | None]
 
-
-def _tokenizer(path: Path, size: int) -> list[KeyValue]:
+def tokenizer_keys(path: Path, size: int) -> list[KeyValue]:
+    """The keys of the target's tokenizer, of ``size`` tokens: name, value, type, type of an array's entries."""
     if path.is_dir():
         return list(_of_folder(path, size))
     try:

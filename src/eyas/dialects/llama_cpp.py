@@ -1,17 +1,20 @@
-"""llama.cpp: its converter (conversion/llama.py), its loader and graph (src/models/eagle3.cpp), commit 0274f0f.
+"""llama.cpp: its converter (conversion/llama.py) and graph (src/models/eagle3.cpp) at commit 0274f0f, its loader at
+0.5.0, which was run (runs/llama_cpp.py): layers have another key there, and a joint norm may stand before fc.
 
 It is asked about two kinds of files. A Hugging Face folder goes through the converter, which writes the default layers
 whatever the config says and reads ``norm_before_residual`` of all the switches. A GGUF of eyas (``gguf_export``) says
 its layers itself; ``write`` makes the key-values of one. Layer ids are taps (the input of a layer), concatenated as
 they are listed (common/speculative.cpp, ``process``).
 
-A version is a build number (of b9000: 9000); the tables were read from a commit, which is version 0 of them.
+The commit is of before the releases had numbers: version 0 here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from packaging.version import Version
 
 from eyas.contract import Contract, Fact
 from eyas.dialects import hf, layouts, rope
@@ -32,7 +35,8 @@ from eyas.dialects.wiring import (
 from eyas.errors import CheckpointError
 
 NAME = "llama.cpp"
-VERSIONS = ("0+0274f0f",)
+VERSIONS = ("0+0274f0f", "0.5.0")
+NUMBERED = Version(VERSIONS[-1])
 ARCH = "eagle3"
 TAPS = 3  # eagle3.cpp:10 throws on any other number
 IS_GGUF = "general.architecture"
@@ -40,6 +44,7 @@ IS_GGUF = "general.architecture"
 # Our tensor names and the loader's (eagle3.cpp, load_arch_tensors).
 TENSORS = {
     "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
     "embed_tokens.weight": "token_embd.weight",
@@ -89,13 +94,16 @@ _CONVERTER, _GRAPH_CPP = "conversion/llama.py", "src/models/eagle3.cpp"
 
 
 def at(where: str, basis: Basis = "read") -> Source:
-    return Source(f"llama.cpp 0274f0f {where}", basis)
+    return Source(f"llama.cpp {'0.5.0' if basis == 'executed' else '0274f0f'} {where}", basis)
 
 
 def wire(files: Files, target: TargetFacts | None, launch: Launch) -> Wiring:
     """What llama.cpp makes of a folder that its converter is given, or of a GGUF whose key-values are the config."""
     keys = Keys(files.config)
-    facts, refusals = (_gguf if IS_GGUF in files.config else _folder)(keys, files, target)
+    if IS_GGUF in files.config:
+        facts, refusals = _gguf(keys, files, target, launch)
+    else:
+        facts, refusals = _folder(keys, files, target)
     taps = facts["taps"].value if "taps" in facts else None
     return Wiring(
         name=NAME,
@@ -109,8 +117,16 @@ def wire(files: Files, target: TargetFacts | None, launch: Launch) -> Wiring:
         refusals=tuple(refusals),
         assumed=None
         if str(launch.version) in VERSIONS
-        else f"the tables were read from commit 0274f0f of llama.cpp, not from build {launch.version}",
+        else f"llama.cpp {launch.version} is not in the tables; what {_known(launch)} does is said",
     )
+
+
+def _known(launch: Launch) -> str:
+    return VERSIONS[-1] if launch.version >= NUMBERED else VERSIONS[0]
+
+
+def _layers_key(launch: Launch) -> str:
+    return f"{ARCH}.{'target' if launch.version >= NUMBERED else 'extract'}_layers"
 
 
 def _default_taps(target: TargetFacts) -> list[int]:
@@ -176,7 +192,7 @@ def _conversion(keys: Keys) -> list[Refusal]:
 def _loading(keys: Keys, layout: layouts.Layout, files: Files) -> list[Refusal]:
     """Where names have no place in a GGUF, or fc takes other than three taps."""
     found = []
-    known, skipped = TENSORS.keys(), {"t2d"}
+    known, skipped = TENSORS.keys() - {"input_norm.weight"}, {"t2d"}
     placed = {ours: theirs for ours, theirs in layout.names.items() if ours in known or ours in skipped}
     strange = sorted(layout.names[n] for n in layout.names.keys() - placed.keys())
     loaded = [n for n in strange if n.endswith((".q_proj.bias", ".k_proj.bias", ".v_proj.bias"))]
@@ -188,7 +204,7 @@ def _loading(keys: Keys, layout: layouts.Layout, files: Files) -> list[Refusal]:
         found.append(Refusal("weights-unexpected", why, "start", at("conversion/base.py map_tensor_name", "inferred")))
     if loaded:
         why = f"the loader makes no tensor for {', '.join(loaded[:6])} (wrong number of tensors)"
-        source = at("src/llama-model-loader.cpp done_getting_tensors", "inferred")
+        source = at("src/llama-model-loader.cpp done_getting_tensors", "executed")
         found.append(Refusal("engine-cannot-express", why, "start", source))
     wide = keys.count("target_hidden_size") or keys.count("hidden_size")
     fc = files.tensors[layout.names["fc.weight"]].shape if files.tensors and "fc.weight" in layout.names else None
@@ -238,40 +254,61 @@ def _tensor_notes(files: Files) -> tuple[TensorNote, ...]:
 # -- a GGUF -----------------------------------------------------------------------------------------------------------
 
 
-def _gguf(keys: Keys, files: Files, target: TargetFacts | None) -> tuple[dict[str, Fact], list[Refusal]]:
+def _gguf(
+    keys: Keys, files: Files, target: TargetFacts | None, launch: Launch
+) -> tuple[dict[str, Fact], list[Refusal]]:
     if keys.text(IS_GGUF) != ARCH:
         raise CheckpointError(
             f"This GGUF holds a model of architecture {files.config[IS_GGUF]!r}; {ARCH!r} was expected.",
             way_out="Name the drafter's file; that of the target is another.",
         )
     facts = {name: Fact(value, "defaulted") for name, value in _GRAPH.items()}
-    taps = keys.ids(f"{ARCH}.extract_layers") or ()
+    taps = keys.ids(_layers_key(launch)) or ()
     before = keys.flag(f"{ARCH}.norm_before_residual")
     facts["taps"] = Fact(list(taps), "declared")
+    if launch.version >= NUMBERED and keys.flag(f"{ARCH}.norm_before_fc").value:
+        facts["fc_norm"] = Fact("joint", "declared")
     facts["residual"] = Fact("after hidden_norm" if before.value else "before hidden_norm", before.origin)
     facts["rope"] = Fact(_rope_of_gguf(keys), "declared")
     facts["max_positions"] = Fact(keys.count(f"{ARCH}.context_length"), "declared")
     refusals = []
     if len(taps) != TAPS:
-        why = f"extract_layers has {len(taps)} entries; exactly three are taken"
-        refusals.append(Refusal("taps-too-few", why, "start", at(f"{_GRAPH_CPP}:10")))
+        why = f"{_layers_key(launch)} has {len(taps)} entries; exactly three are taken"
+        refusals.append(Refusal("taps-too-few", why, "start", at(f"{_GRAPH_CPP} load_arch_hparams", "executed")))
     if target is not None and (beyond := [t for t in taps if not 0 <= t < target.num_layers]):
         why = f"layer {beyond[0]} of the target's {target.num_layers} has no input to hand over"
         refusals.append(Refusal("taps-too-few", why, "first forward", at("common/speculative.cpp process")))
     if (layers := keys.count(f"{ARCH}.block_count")) != 1:
-        refusals.append(Refusal("layers-dropped", f"it asserts one layer, here {layers}", "start", at(_GRAPH_CPP)))
+        source = at(f"{_GRAPH_CPP} load_arch_tensors", "executed")
+        refusals.append(Refusal("layers-dropped", f"it asserts one layer, here {layers}", "start", source))
     if keys.text("tokenizer.ggml.model") is None:
-        source = at("src/llama-vocab.cpp load", "inferred")
+        source = at("src/llama-vocab.cpp load", "executed")
         refusals.append(Refusal("tokenizer-differs", "the file has no tokenizer (key not found)", "start", source))
     if files.tensors is not None:
         there = files.tensors
         facts["embedding"] = Fact("own" if "token_embd.weight" in there else "target", "inferred")
         facts["head"] = Fact("own" if "output.weight" in there else "target", "inferred")
+        refusals += _tensors_of_gguf(files, facts["fc_norm"].value == "joint")
         if "d2t" not in there:  # else it holds ids where the folder's holds offsets: the same map in another file
             facts["vocab_map"] = Fact("none", "inferred")
         size = there["d2t"].shape[0] if "d2t" in there else keys.count(f"{ARCH}.vocab_size")
         facts["draft_vocab_size"] = Fact(size, "inferred")
     return facts, refusals
+
+
+def _tensors_of_gguf(files: Files, joint: bool) -> list[Refusal]:
+    """The loader wants every tensor that it makes and no other; four it can do without."""
+    names, found = set(files.tensors or {}), []
+    made = {theirs for ours, theirs in TENSORS.items() if joint or ours != "input_norm.weight"}
+    missing = sorted(made - names - {"d2t", "token_embd.weight", "output.weight"})
+    surplus = sorted(names - made - {ROPE_FREQS})
+    if missing:
+        why = f"{', '.join(missing)} is missing"
+        found.append(Refusal("weights-missing", why, "start", at("src/llama-model-loader.cpp", "executed")))
+    if surplus:
+        why = f"it makes no tensor for {', '.join(surplus)} (wrong number of tensors)"
+        found.append(Refusal("weights-unexpected", why, "start", at("src/llama-model-loader.cpp", "executed")))
+    return found
 
 
 def _rope_of_gguf(keys: Keys) -> dict[str, Any]:
@@ -305,7 +342,7 @@ def short(number: float) -> float:
 _WHY = {
     "taps": ("it takes three, each the input of a layer, so 0 to n - 1", f"{_GRAPH_CPP}:10"),
     "tap_state": ("it hands over the stream", "common/speculative.cpp process"),
-    "fc_norm": ("no norm stands before fc", f"{_GRAPH_CPP} graph<true>"),
+    "fc_norm": ("before fc stands no norm, or since 0.5.0 one over all taps", f"{_GRAPH_CPP} graph<true>"),
     "layers": ("it asserts one layer", f"{_GRAPH_CPP} graph<false>"),
     "feedback": ("the state handed on is the one before the last norm", f"{_GRAPH_CPP} graph<false>"),
     "rope": (f"of ropes it is given {', '.join(ROPES)}", f"{_CONVERTER} generate_extra_tensors"),
@@ -330,6 +367,8 @@ def write(contract: Contract, config: Mapping[str, Any], target: TargetFacts, la
         turns = {"rope_type": "default", "rope_theta": turns["rope_theta"]}
     positions = contract["max_positions"] if "max_positions" in contract else shape["max_position_embeddings"]
     after = contract["residual"] == "after hidden_norm" if "residual" in contract else shape["norm_before_residual"]
+    layers = wanted if possible else _default_taps(target)
+    joint = contract["fc_norm"] == "joint" if "fc_norm" in contract else bool(shape["norm_before_fc"])
     fields: dict[str, Any] = {
         IS_GGUF: ARCH,
         "general.type": "model",
@@ -345,9 +384,11 @@ def write(contract: Contract, config: Mapping[str, Any], target: TargetFacts, la
         f"{ARCH}.vocab_size": target.vocab_size,
         f"{ARCH}.rope.dimension_count": shape["head_dim"],
         f"{ARCH}.rope.freq_base": float(turns["rope_theta"]),
-        f"{ARCH}.extract_layers": wanted if possible else _default_taps(target),
+        f"{ARCH}.target_layers": layers,
+        f"{ARCH}.extract_layers": layers,  # its name before 0.5.0
         f"{ARCH}.target_hidden_size": shape["target_hidden_size"],
         f"{ARCH}.norm_before_residual": bool(after),
+        f"{ARCH}.norm_before_fc": joint,
         "tokenizer.ggml.model": "",
     }
     if turns["rope_type"] == "linear":
