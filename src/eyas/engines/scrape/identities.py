@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eyas.errors import UsageError
 
@@ -105,8 +106,9 @@ class Printed:
         return abs(value - self.value) <= self.half + slack + 1e-9
 
 
+@lru_cache(maxsize=4096)
 def printed(text: str) -> Printed:
-    """``2.93`` is right within 0.005. Decimal commas are taken for points."""
+    """``2.93`` is right within 0.005. Decimal commas are taken for points. Kept: a log prints few numbers often."""
     text = text.replace(",", ".")
     return Printed(float(text), 0.5 * 10.0 ** -len(text.partition(".")[2]))
 

@@ -34,6 +34,7 @@ from eyas.results.observed import (
 ENGINE = "sglang"
 NEW, OLD = "correct drafts / (rounds x per_round)", "accept length / (draft tokens verified in a round)"
 _LINE = re.compile(r"accept len: (\d+[.,]\d+)(?=,|\s*$)(?:, accept rate: (\d+[.,]\d+)(?=,|\s*$))?")
+_PAIRS = 20_000
 _RUNNING = re.compile(r"#running-req: (\d+)")
 _FAKED = re.compile(r"(SGLANG_SIMULATE_ACC_LEN)['\"]?\s*[=:]\s*['\"]?(\d+(?:\.\d+)?)")
 
@@ -76,6 +77,7 @@ class Means:
         self._old, self._new = Denominator(), Denominator()
         self._rates, self._rate_half = 0.0, 0.0
         self._rated = 0
+        self._pairs: set[tuple[float, float]] = set()  # those that the two below have seen
         self._ragged = False
         self._complaints = Complaints(where)
 
@@ -98,8 +100,12 @@ class Means:
             self._rated += 1
             self._rates += weight * rate.value
             self._rate_half = max(self._rate_half, rate.half)
-            self._old.add(length, rate)
-            self._new.add(Printed(length.value - 1, length.half), rate)
+            pair = (length.value, rate.value)
+            if pair not in self._pairs:
+                if len(self._pairs) < _PAIRS:
+                    self._pairs.add(pair)
+                self._old.add(length, rate)
+                self._new.add(Printed(length.value - 1, length.half), rate)
 
     def finish(self, settings: Settings) -> tuple[Counts, list[Finding]]:
         verified = self.gauged or settings.verified
