@@ -294,6 +294,8 @@ table-outdated: The installed engine answers otherwise than the table that eyas 
   Believe the engine, and report the two answers: the table was read from another version.
 flag-refused: The engine stops at its command line: a flag is unknown, missing, contradicted or out of range.
   Correct the flag that is named; `vllm serve --help=speculative-config` and SGLang's `--help` list them.
+draft-path-defaulted: No drafter was named, so the engine loads the target's own checkpoint as one.
+  Pass --speculative-draft-model-path with the drafter's folder.
 recipe-flag-not-saved: A training flag that changes the maths was not saved in the config.
   Add the flag to config.json (norm_output, fc_norm, norm_before_fc, ...), and save it in the trainer.
 [metric]
@@ -305,12 +307,14 @@ rate-definition-old: The accept rate follows another definition than the one it 
   Compare accept lengths; SGLang's old rate is length / draft tokens, the new one leaves the bonus token out.
 bonus-dropped: The length was counted without the bonus token.
   Add 1: accept length = accepted + 1.
+acceptance-faked: Acceptance is simulated: the engine keeps as many drafted tokens as a setting says.
+  Unset SGLANG_SIMULATE_ACC_LEN (SGLang) or rejection_sample_method: synthetic (vLLM), and measure again.
+verify-greedy: On this device drafts are verified greedily, whatever the temperature.
+  Compare with greedy numbers only, or measure on a GPU.
 rates-padded: The list of rates is longer than the drafted tokens; the rest is padding.
   Read the first K entries only.
 counts-inconsistent: The engine's numbers contradict one another beyond rounding.
   Read one run at a time; if it stays, the text is edited, or the engine counts wrongly: report the line named.
-acceptance-faked: Acceptance is simulated: the engine keeps as many drafted tokens as a setting says.
-  Unset SGLANG_SIMULATE_ACC_LEN (SGLang) or rejection_sample_method: synthetic (vLLM), and measure again.
 tree-denominator: The accept rate is over the nodes of a draft tree, not over the tokens of a chain.
   Compare accept lengths, or serve a chain: --speculative-eagle-topk 1.
 runs-mixed: One text holds several runs of the engine.

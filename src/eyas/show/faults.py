@@ -168,8 +168,7 @@ _ALWAYS: dict[str, str] = {
     "qk_norm": "engine-cannot-express",
     "attention_bias": "engine-cannot-express",
     "draft_vocab_size": "weights-shape",
-    "token_shift": "token-shift-missing",
-    "position_offset": "positions-off-by-one",
+    "token_shift": "token-shift-missing",  # a constant offset of positions is nothing to rotary embedding: never told
 }
 
 

@@ -289,3 +289,17 @@ def setter_at(models: Models, architecture: str) -> str | None:
     module = models.registered.get(architecture)
     found = models.method(module, architecture, SETTER) if module else None
     return f"models/{found[0].replace('.', '/')}.py:{found[1].lineno}" if found else None
+
+
+def chosen(root: Path, config: dict[str, Any] | Any) -> dict[str, Any]:
+    """{"ids", "aux"}: what the engine's own lines take out of a drafter's config, under ``root`` (sglang/srt)."""
+    for file in ("model_executor/model_runner_components/spec_aux_hidden_state.py", "model_executor/model_runner.py"):
+        path = root / file
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8-sig"))) if path.is_file() else ():
+            if isinstance(node, ast.Try) and "eagle_aux_hidden_state_layer_ids" in ast.unparse(node):
+                found = SimpleNamespace(eagle_use_aux_hidden_state=True, eagle_aux_hidden_state_layer_ids=None)
+                draft = SimpleNamespace(hf_config=SimpleNamespace(**config))
+                names = {"config": found, "self": found, "draft_model_config": draft}
+                exec(compile(ast.Module([node], []), "<sglang>", "exec"), names)
+                return {"ids": found.eagle_aux_hidden_state_layer_ids, "aux": found.eagle_use_aux_hidden_state}
+    raise LookupError("this release has no lines that read eagle_aux_hidden_state_layer_ids")
