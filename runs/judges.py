@@ -30,10 +30,9 @@ from typing import Any
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # SpecForge compiles its norms, for which a machine may have no compiler
 
 import torch
+from engine_shapes import DEPTHS, make_one, shapes_in, some_words, tiny_target, write_text
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-from engine_shapes import DEPTHS, make_one, shapes_in, some_words, tiny_target, write_text
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -164,9 +163,7 @@ def speculators_config(folder: Path) -> tuple[Any, str | None]:
     layer = LlamaConfig(**{k: v for k, v in ours.items() if k in LAYER_KEYS})
     layer._attn_implementation = "sdpa"
     greedy = GreedyTokenProposalConfig(speculative_tokens=DEPTHS)
-    keys = {
-        key: ours.get(key, False) for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    }
+    keys = {key: ours.get(key, False) for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
     keys |= {key: ours[key] for key in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
     keys["speculators_config"] = SpeculatorsConfig(
         algorithm="eagle3",

@@ -153,7 +153,8 @@ def test_a_folder_under_other_names_is_saved_as_it_was(shape: str, spelling: str
     there, theirs = SPELLINGS[spelling]
     shutil.copytree(JUDGES / shape, tmp_path / "theirs")
     tensors = load_file(JUDGES / shape / "model.safetensors")
-    renamed = {n if n in ("d2t", "t2d", "lm_head.weight") else n.replace(there, theirs, 1): t for n, t in tensors.items()}
+    kept = ("d2t", "t2d", "lm_head.weight")
+    renamed = {n if n in kept else n.replace(there, theirs, 1): t for n, t in tensors.items()}
     assert set(renamed) != set(tensors)
     save_file(renamed, tmp_path / "theirs" / "model.safetensors")
     found = checkpoint.read(tmp_path / "theirs")
@@ -189,9 +190,9 @@ def test_what_specforge_can_express_are_these() -> None:
 def test_specforge_finds_every_weight_but_those_it_knows_nothing_of(shape: str) -> None:
     config, told = load(JUDGES, shape).config, notes(JUDGES, "specforge")["shapes"][shape]
     whole = config.draft_vocab_size == config.vocab_size  # it has maps even then, of its own making
-    assert told["missing"] == (["d2t"] if whole else []) + (
-        [] if config.own_embedding else ["embed_tokens.weight"]
-    ) + (["t2d"] if whole else [])
+    assert told["missing"] == (["d2t"] if whole else []) + ([] if config.own_embedding else ["embed_tokens.weight"]) + (
+        ["t2d"] if whole else []
+    )
     assert told["unexpected"] == (["input_norm.weight"] if config.norm_before_fc else [])
 
 
