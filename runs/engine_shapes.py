@@ -57,14 +57,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def make(out: Path) -> None:
     """Drafters of every shape, and one text with its taps, all from seeds."""
+    torch.manual_seed(0)
+    target = tiny_target()
+    words = some_words()
+    for name, choices in SHAPES.items():
+        make_one(target, out / name, (1, 4), words, choices)
+    write_text(target, out, 2)
+
+
+def tiny_target() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from eyas import checkpoint, starts
-    from eyas.contract import declared
     from eyas.target import Target
-    from eyas.vocab import DraftVocab
 
-    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=48,
         hidden_size=16,
@@ -78,21 +83,35 @@ def make(out: Path) -> None:
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         pad_token_id=None,
     )
-    target = Target("tiny", None, LlamaForCausalLM(config).eval(), None, config)
-    words = DraftVocab(torch.randperm(48)[:32].sort().values, 48)
-    for name, choices in SHAPES.items():
-        drafter = starts.random(target, starts.config_for(target, (1, 4), len(words), **choices), words, 0)
-        with torch.no_grad():
-            for parameter in drafter.parameters():
-                if parameter.ndim == 2:
-                    parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
-                else:
-                    parameter.uniform_(0.5, 1.5)
-        identity = {"fingerprint": "", "architecture": "LlamaForCausalLM", "num_layers": LAYERS}
-        contract = declared(taps=[1, 4], **drafter.config.facts(), target=identity)
-        checkpoint.save(drafter, out / name, contract, {}, dtype=torch.float32)
+    return Target("tiny", None, LlamaForCausalLM(config).eval(), None, config)
+
+
+def some_words() -> Any:
+    from eyas.vocab import DraftVocab
+
+    return DraftVocab(torch.randperm(48)[:32].sort().values, 48)
+
+
+def make_one(target: Any, folder: Path, taps: tuple[int, ...], words: Any, choices: dict[str, Any]) -> None:
+    """A drafter with weights large enough for every part of it to be heard."""
+    from eyas import checkpoint, starts
+    from eyas.contract import declared
+
+    drafter = starts.random(target, starts.config_for(target, taps, len(words), **choices), words, 0)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    identity = {"fingerprint": "", "architecture": "LlamaForCausalLM", "num_layers": LAYERS}
+    contract = declared(taps=list(taps), **drafter.config.facts(), target=identity)
+    checkpoint.save(drafter, folder, contract, {}, dtype=torch.float32)
+
+
+def write_text(target: Any, out: Path, taps: int) -> None:
     text = {
-        "taps": torch.randn(1, PREFIX, 2 * 16),
+        "taps": torch.randn(1, PREFIX, taps * 16),
         "input_ids": torch.randint(0, 48, (1, PREFIX + DEPTHS)),
         "embedding": target.embedding.detach().clone(),
     }
@@ -134,6 +153,10 @@ class RowsKept(nn.Module):
         return made[0].transpose(0, 1).reshape(len(q), -1)
 
 
+def shapes_in(out: Path) -> list[str]:
+    return sorted(path.parent.name for path in out.glob("*/config.json"))
+
+
 def record(out: Path, engine: str, said: dict[str, Tensor]) -> None:
     save_file(said, out / f"{engine}.safetensors")
     print(json.dumps({name: [round(float(v), 4) for v in logits[:, 0]] for name, logits in said.items()}, indent=1))
@@ -157,7 +180,7 @@ def vllm(out: Path) -> None:
     with set_current_vllm_config(settings):
         init_distributed_environment(1, 0, "tcp://127.0.0.1:29533", 0, "gloo")
         initialize_model_parallel(1, 1)
-        for name in SHAPES:
+        for name in shapes_in(out):
             draft = AutoConfig.from_pretrained(out / name)
             target = types.SimpleNamespace(
                 dtype=torch.float32,
@@ -210,7 +233,7 @@ def sglang(out: Path, source: Path) -> None:
 
     text, said = load_file(out / "text.safetensors"), {}
     module = sglang_module(source)
-    for name in SHAPES:
+    for name in shapes_in(out):
         config = AutoConfig.from_pretrained(out / name)
         engine = module.LlamaForCausalLMEagle3(config)
         engine.load_weights(load_file(out / name / "model.safetensors").items())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eyas.contract import FACTS, Contract
+from eyas.dialects import rope
 from eyas.dialects.meaning import Meaning
 from eyas.dialects.wiring import FlagNote, Refusal, TargetFacts, TensorNote, Wiring
 from eyas.results import Evidence, Finding, Rival, Severity
@@ -191,17 +192,12 @@ def _cause(fact: str, ours: Any, theirs: Any, wiring: Wiring, target: TargetFact
 
 def rope_cause(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, unread: bool) -> str | None:
     """Which part of two sets of rotary parameters differs; None where only their spelling does."""
-    base, served = (dict(rope) for rope in (ours, theirs))
-    for rope in (base, served):
-        if "type" in rope:
-            rope.setdefault("rope_type", rope.pop("type"))
-        rope.setdefault("rope_type", "default")
-    thetas = base.pop("rope_theta", None), served.pop("rope_theta", None)
-    if None not in thetas and float(thetas[0]) != float(thetas[1]):
+    base, served = rope.normal(ours), rope.normal(theirs)
+    if base.pop("rope_theta") != served.pop("rope_theta"):
         return "rope-base-unread" if unread else "rope-base-wrong"
     if base == served:
         return None
-    plain = [rope["rope_type"] == "default" for rope in (base, served)]
+    plain = [parameters["rope_type"] == "default" for parameters in (base, served)]
     if plain == [True, False]:
         return "rope-scaling-added"
     return "rope-scaling-dropped" if plain == [False, True] else "rope-scaling-differs"
