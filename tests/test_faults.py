@@ -162,6 +162,7 @@ def test_a_dropped_mask_of_training_is_nothing() -> None:
         ("--speculative-num-draft-tokens", 2, 6, "draft-tokens-below-steps"),
         ("--speculative-algorithm", "EAGLE", "EAGLE", None),
         ("--speculative-algorithm", "NEXTN", "EAGLE", "algorithm-eagle"),
+        ("--speculative-algorithm", "eagle3", "EAGLE3", None),
         ("--speculative-num-steps", None, 3, None),
         ("--max-running-requests", 64, 48, "flag-overridden"),
     ],

@@ -7,17 +7,30 @@ needs weights, states, text or a running engine is a strict expected failure tha
 
 from __future__ import annotations
 
+import importlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import drafts
+import folders
+from eyas import target as targets
 from eyas.dialects import engines
 from eyas.dialects.wiring import TargetFacts
+from eyas.records import Record
 from eyas.results import Finding
 from eyas.show import show
+from folders import call
 
 LLAMA = drafts.target()
 DEEPSEEK = drafts.target("DeepseekV3ForCausalLM", 61)
@@ -112,6 +125,8 @@ TRAPS = [
     # 28 the target's quantisation inherited
     Trap(28, "sglang", "drafter-target-quantisation", grave=False, flags="--quantization fp8",
          right_flags="--quantization fp8 --speculative-draft-model-quantization unquant"),
+    # 29 another precision than it was saved in
+    Trap(29, "sglang", "drafter-dtype-forced", grave=False, flags="--dtype float16", right_flags="--dtype auto"),
     # 30 a path that names another method
     Trap(30, "vllm", "algorithm-eagle", runner="v1",
          flags="""--speculative-config '{"model": "some/eagle-3-llama", "num_speculative_tokens": 3}'""",
@@ -123,10 +138,15 @@ TRAPS = [
     Trap(32, "sglang", "draft-tokens-lowered",
          flags="--speculative-num-steps 1 --speculative-num-draft-tokens 16 --speculative-eagle-topk 1",
          right_flags="--speculative-num-steps 15 --speculative-num-draft-tokens 16 --speculative-eagle-topk 1"),
+    # 33 greedy verification, whatever the temperature
+    Trap(33, "sglang", "verify-greedy", grave=False, flags="--device cpu", right_flags="--device cuda"),
     # 34 acceptance that is made up
     Trap(34, "sglang", "acceptance-faked", grave=False, flags="SGLANG_SIMULATE_ACC_LEN=3 --speculative-num-steps 3 "
          "--speculative-num-draft-tokens 4 --speculative-eagle-topk 1",
          right_flags="--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1"),
+    # 39 layers that run elsewhere
+    Trap(39, "sglang", "taps-too-few", grave=False, flags="--enable-two-batch-overlap", right_flags=""),
+    Trap(39, "sglang", "taps-too-few", grave=False, flags="--pp-size 2", right_flags="--pp-size 1"),
     # 40 use_aux_hidden_state: false
     Trap(40, "vllm", "engine-cannot-express", grave=False, runner="v2",
          wrong={"config": drafts.inner([1, 1, 14], use_aux_hidden_state=False)}, right={}),
@@ -137,8 +157,6 @@ TRAPS = [
 
 
 def found(trap: Trap, folder: Path, changes: dict[str, Any], *, flags: str, engine: str) -> list[Finding]:
-    import shlex
-
     drafts.write(folder, drafts.shape(trap.taps, **trap.shape), trap.host, **changes)
     asked = engines.asked(engine, trap.runner if engine == trap.engine else "v1", tuple(shlex.split(flags)))
     return list(show(folder, [asked], target=trap.host).findings)
@@ -160,3 +178,113 @@ def test_show_names_the_trap_and_not_its_cure(trap: Trap, tmp_path: Path) -> Non
     else:
         return
     assert trap.cause not in [finding.cause for finding in right], [(f.cause, f.summary) for f in right]
+
+
+# -- traps that other verbs name ------------------------------------------------------------------------------
+
+
+def test_trap_10_one_list_of_ids_from_two_dumps(capsys: pytest.CaptureFixture[str]) -> None:
+    """ModelOpt's two dumps count differently and write the same key: both readings are shown, neither is chosen."""
+    config = Path(__file__).parent / "fixtures" / "configs" / "nvidia-kimi-k2.5.json"
+    ran = call(capsys, "show", config, "-e", "vllm", "--runner", "v1", "--json", "-")
+    (named,) = [f for f in json.loads(ran.out)["findings"] if f["cause"] == "taps-ambiguous"]
+    assert named["severity"] == "note"
+    assert named["evidence"][0]["expected"] == [[2, 30, 58], [1, 29, 57]]
+
+
+def checked(capsys: pytest.CaptureFixture[str], drafter: Path, target: Path, records: Path) -> list[str]:
+    ran = call(capsys, "check", drafter, "--target", target, "--records", records, "--json", "-")
+    return [finding["cause"] for finding in json.loads(ran.out)["findings"]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, a drafter on it and records of the target's own text."""
+    folder = tmp_path_factory.mktemp("traps")
+    target = targets.load(str(folders.write_target(folder / "target")))
+    folders.write_drafter(folder / "drafter", target)
+    rows = []
+    for seed in range(4):
+        ids = [2 * seed + 5, 7, 11]
+        while len(ids) < 40:
+            ids.append(int(target.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        rows.append(Record(np.array(ids, dtype=np.int32), np.arange(40) >= 3, f"own/{seed}").to_json())
+    folders.write_lines(folder / "records.jsonl", rows)
+    return folder
+
+
+def altered(place: Path, out: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Path:
+    shutil.copytree(place / "drafter", out)
+    save_file(change(load_file(out / "model.safetensors")), out / "model.safetensors")
+    return out
+
+
+def test_trap_18_ids_in_the_place_of_offsets(capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> None:
+    def absolute(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return held | {"d2t": held["d2t"] + torch.arange(len(held["d2t"]))}
+
+    wrong = altered(place, tmp_path / "wrong", absolute)
+    causes = checked(capsys, wrong, place / "target", place / "records.jsonl")
+    assert {"vocab-map-inconsistent", "d2t-read-as-ids"} & set(causes)
+    right = checked(capsys, place / "drafter", place / "target", place / "records.jsonl")
+    assert not {"vocab-map-inconsistent", "d2t-read-as-ids"} & set(right)
+
+
+def test_trap_35_rates_over_other_denominators(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = "Decode batch, #running-req: 1, accept len: 3.10, accept rate: 0.14, cuda graph: True\n"
+    for topk, named in ((4, True), (1, False)):
+        tokens, rate = (16, "0.14") if topk > 1 else (4, "0.70")
+        start = f"server_args=ServerArgs(speculative_eagle_topk={topk}, speculative_num_draft_tokens={tokens}, "
+        log = tmp_path / f"{topk}.log"
+        log.write_text(start + "speculative_num_steps=3)\n" + line.replace("0.14", rate))
+        ran = call(capsys, "read", log, "--json", "-")
+        causes = [finding["cause"] for finding in json.loads(ran.out)["findings"]]
+        assert ("tree-denominator" in causes) == named
+
+
+@pytest.mark.xfail(strict=True, reason="issue 5: the sweep over taps measures which were trained on")
+def test_trap_8_an_override_that_was_not_exported(
+    capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path
+) -> None:
+    """Trained on (1, 2, 3), no ids in the config and no contract: engines take their default."""
+    shutil.copytree(place / "drafter", tmp_path / "d")
+    config = json.loads((tmp_path / "d" / "config.json").read_text())
+    for key in ("eyas", "eagle_config", KEY):
+        config.pop(key, None)
+    (tmp_path / "d" / "config.json").write_text(json.dumps(config))
+    causes = checked(capsys, tmp_path / "d", place / "target", place / "records.jsonl")
+    assert {"taps-engine-default", "taps-key-missing"} & set(causes)
+
+
+@pytest.mark.xfail(strict=True, reason="issue 5: the sweep reads the head against other maps")
+def test_trap_19_a_map_of_another_run(capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path) -> None:
+    def stale(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        ids = torch.arange(len(held["d2t"])) * 2 + 1
+        mask = torch.zeros_like(held["t2d"])
+        mask[ids] = True
+        return held | {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
+
+    causes = checked(capsys, altered(place, tmp_path / "d", stale), place / "target", place / "records.jsonl")
+    assert "d2t-stale" in causes
+
+
+@pytest.mark.xfail(strict=True, reason="issue 5: stored states are checked against the target's norm and head")
+def test_trap_38_a_teacher_made_of_the_wrong_tensor(
+    capsys: pytest.CaptureFixture[str], place: Path, tmp_path: Path
+) -> None:
+    ran = call(
+        capsys, "check", place / "drafter", "--target", place / "target", "--states", tmp_path / "none", "--json", "-"
+    )
+    assert "tap-post-norm" in ran.out
+
+
+@pytest.mark.xfail(strict=True, reason="issue 6: positions and image taps are seen in a running engine only")
+@pytest.mark.parametrize("trap", [36, 37])
+def test_traps_of_a_running_engine(trap: int) -> None:
+    importlib.import_module("eyas.diagnose")
+
+
+def test_every_trap_has_a_row() -> None:
+    here = Path(__file__).read_text(encoding="utf-8")
+    other = {int(n) for n in re.findall(r"def test_trap_(\d+)_", here)} | {36, 37}
+    assert {trap.number for trap in TRAPS} | other == set(range(1, 42))

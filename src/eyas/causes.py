@@ -250,6 +250,8 @@ target-quantised: The target is quantised; its states differ a little from the o
   Usually a small loss; if it is not, capture states from the quantised target and train on.
 drafter-quantised: The drafter is quantised.
   Usually no loss; serve the drafter unquantised to be sure.
+drafter-dtype-forced: The engine runs the drafter in another precision than it was saved in.
+  Serve in bf16 unless fp16 is needed, and compare accept length in both; states past 65,504 overflow in fp16.
 drafter-target-quantisation: The drafter was loaded with the target's quantisation and left unfilled.
   Pass --speculative-draft-model-quantization unquant (SGLang), or give the drafter its own config.
 [engine]

@@ -126,7 +126,8 @@ def judge(meant: Meaning, wiring: Wiring, files: Files, target: TargetFacts | No
     found = faults.refusals(wiring)
     trained = without_twins(meant.contract, files)
     differing = faults.differences(trained, wiring, target, fix)
-    found += differing + faults.lost_tensors(wiring, differing) + faults.flags(wiring) + faults.warnings(wiring)
+    found += differing + faults.lost_tensors(wiring, differing) + faults.flags(wiring)
+    found += faults.warnings(wiring, found)
     if differing and meant.spelled_by == "eyas":
         found.append(_edited(meant.contract, wiring, differing))
     return found + faults.ambiguities(meant, wiring)

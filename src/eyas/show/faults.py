@@ -99,14 +99,30 @@ def flags(wiring: Wiring) -> list[Finding]:
             [Evidence(note.flag, note.resolved, note.requested, _source(note))],
         )
         for note in wiring.flags
-        if note.requested is not None and note.requested != note.resolved and note.loudness != "error"
+        if note.requested is not None and not _same(note) and note.loudness != "error"
     ]
 
 
-def warnings(wiring: Wiring) -> list[Finding]:
+def _same(note: FlagNote) -> bool:
+    return str(note.requested).lower() == str(note.resolved).lower()
+
+
+# Warnings that leave another drafter, or no EAGLE-3 at all, in the place of this one.
+_GRAVE_WARNINGS = ("algorithm-eagle", "draft-path-defaulted")
+
+
+def warnings(wiring: Wiring, told: Sequence[Finding]) -> list[Finding]:
+    """What is worth a line beside the findings already ``told``."""
+    causes = {finding.cause for finding in told}
     return [
-        Finding(cause, "note", f"{engine_words(wiring)}: {text}", [Evidence("rule", text, None, source.where)])
+        Finding(
+            cause,
+            "likely" if cause in _GRAVE_WARNINGS and source.basis != "inferred" else "note",
+            f"{engine_words(wiring)}: {text}",
+            [Evidence("rule", text, None, f"{source.where} ({source.basis})")],
+        )
         for cause, text, source in wiring.warnings
+        if cause not in causes
     ]
 
 

@@ -39,8 +39,14 @@ KNOWN: dict[str, type] = {
     "--page-size": int,
     "--device": str,
     "--json-model-override-args": str,
+    "--dtype": str,
+    "--pp-size": int,
+    "--enable-two-batch-overlap": bool,
 }
-_SHORT = {"--speculative-draft-model": "--speculative-draft-model-path"}
+_SHORT = {
+    "--speculative-draft-model": "--speculative-draft-model-path",
+    "--pipeline-parallel-size": "--pp-size",
+}
 _SINCE_NEW = ("--speculative-use-rejection-sampling", "--speculative-use-block-verification")
 STEPS, TOPK, TOKENS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
 ALGORITHM, DRAFT, QUANTISED = (
@@ -141,6 +147,8 @@ def resolve(flags: Sequence[str], target: TargetFacts | None, release: Release) 
             if resolved.refusals:
                 break
     _quantisation(resolved, given, release)
+    _precision(resolved, given, release)
+    _layers_elsewhere(resolved, given, release)
     _rest(resolved, given, release)
     return resolved
 
@@ -284,6 +292,24 @@ def _pages(resolved: Resolved, given: Given, target: TargetFacts | None, release
     if topk is not None and topk > 1 and page > 1 and backend not in paged:
         why = f"{TOPK} above 1 with --page-size above 1 takes --attention-backend {', '.join(paged)}"
         _refuse(resolved, why, release.at("pages", "executed"))
+
+
+def _precision(resolved: Resolved, given: Given, release: Release) -> None:
+    dtype = given.values.get("--dtype")
+    if dtype not in (None, "auto"):
+        why = f"the drafter runs in {dtype} too, whatever it was saved in"
+        resolved.warnings.append(("drafter-dtype-forced", why, release.at("draft dtype")))
+
+
+def _layers_elsewhere(resolved: Resolved, given: Given, release: Release) -> None:
+    """Layers that do not run where taps are captured."""
+    reasons = []
+    if given.values.get("--enable-two-batch-overlap"):
+        reasons.append("layers that two-batch overlap runs are not captured")
+    if (stages := given.values.get("--pp-size", 1)) > 1:
+        reasons.append(f"of {stages} pipeline stages only the last captures, so taps of earlier layers do not arrive")
+    for why in reasons:
+        resolved.warnings.append(("taps-too-few", why, release.at("capture elsewhere", "inferred")))
 
 
 def _quantisation(resolved: Resolved, given: Given, release: Release) -> None:

@@ -58,6 +58,8 @@ _LINES: dict[str, tuple[str, str]] = {
     "mla embedding": ("models/kimi_k25_eagle3.py:353", "models/kimi_k25_eagle3.py:404"),
     "context length": ("configs/model_config.py:541", "configs/model_config.py:1291"),
     "override args": ("configs/model_config.py", "configs/model_config.py:961"),
+    "draft dtype": ("configs/model_config.py:398", "configs/model_config.py:965"),
+    "capture elsewhere": ("models/deepseek_v2.py:2296", "models/deepseek_v2.py:3203"),
     "quantisation": ("server_args.py:1192", "arg_groups/serving_hook.py:677"),
     "eagle family": ("server_args.py:3735", "arg_groups/speculative_hook.py:1072"),
     "speculation": ("server_args.py:3551", "arg_groups/speculative_hook.py:121"),
