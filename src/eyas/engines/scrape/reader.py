@@ -49,7 +49,7 @@ class Reader:
         self._first_garbled = ""
         self._tallies: dict[tuple[str, ...], Any] = {}
         self._settings: dict[str, Settings] = {}
-        self._overflow = False
+        self._left_out = 0
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -193,7 +193,10 @@ class Reader:
 
     def _close(self, key: tuple[str, ...]) -> None:
         tally = self._tallies.pop(key)
-        if not tally.seen or len(self.counts) >= MOST_RUNS:
+        if not tally.seen:
+            return
+        if len(self.counts) >= MOST_RUNS:
+            self._left_out += 1
             return
         counts, findings = tally.finish(self._settings.get(key[0], Settings()))
         self.counts.append(counts)
@@ -216,6 +219,8 @@ class Reader:
             if len(runs) > 1:
                 evidence = Evidence("runs", len(runs), 1, self.where)
                 summary = f"{len(runs)} runs of {engine} are in one text; they are kept apart."
+                if self._left_out:
+                    summary += f" {self._left_out:,} more were left out."
                 self.findings.append(Finding("runs-mixed", "note", summary, (evidence,)))
             ks = sorted({c.draft_tokens for c in runs if c.draft_tokens})
             if len(ks) > 1:
