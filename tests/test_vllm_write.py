@@ -30,8 +30,8 @@ STARTS["norm inside"] = {**STARTS["both"], "eagle_config": {"norm_before_fc": Tr
 @pytest.mark.parametrize(
     "start",
     ["top level", "norm inside", "inside eagle_config", "target_layer_ids", "switches", "speculators",
-     "speculators, rope", "two thetas", "rope_scaling and rope_parameters", "qwen3 drafter, window", "unknown architecture",
-     "null target_hidden_size", "dflash_config and eagle_config"],
+     "speculators, rope", "two thetas", "rope_scaling and rope_parameters", "qwen3 drafter, window",
+     "unknown architecture", "null target_hidden_size", "dflash_config and eagle_config"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "change",
