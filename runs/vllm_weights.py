@@ -82,6 +82,8 @@ CASES = [
     case("usual", names()),
     case("layers.0", renamed("midlayer.", "layers.0.")),
     case("model. before every name", {f"model.{k}": v for k, v in names().items()}),
+    case("model. before what is inside", {k if k in ("d2t", "t2d", "lm_head.weight") else f"model.{k}": v
+                                          for k, v in names().items()}),
     case("model. before d2t", {("model.d2t" if k == "d2t" else k): v for k, v in names().items()}),
     case("own embedding", names(embed_tokens__weight=[V, H])),
     case("embedding of another height", names(embed_tokens__weight=[V - 2, H])),

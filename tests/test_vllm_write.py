@@ -23,14 +23,15 @@ CONTRACT: dict[str, Any] = {
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 STARTS = {case["name"]: case["config"] for case in recorded("vllm-ask")["cases"]}
+STARTS["norm inside"] = {**STARTS["both"], "eagle_config": {"norm_before_fc": True, "layer_ids": [1, 2, 3]}}
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 @pytest.mark.parametrize(
     "start",
-    ["top level", "inside eagle_config", "target_layer_ids", "switches", "speculators", "speculators, rope",
-     "two thetas", "rope_scaling and rope_parameters", "qwen3 drafter, window", "unknown architecture",
-     "null target_hidden_size", "dflash_config and eagle_config"],
+    ["top level", "norm inside", "inside eagle_config", "target_layer_ids", "switches", "speculators",
+     "speculators, rope", "two thetas", "rope_scaling and rope_parameters", "qwen3 drafter, window",
+     "unknown architecture", "null target_hidden_size", "dflash_config and eagle_config"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "change",
@@ -63,6 +64,7 @@ def test_what_is_written_is_read_back(start: str, change: dict[str, Any], runner
     assert set(contract) - set(wiring.facts) == set()
     assert not wiring.refusals
     assert config["eyas"] == {"schema": 1}
+    assert config.get("norm_output") is not False  # to SpecForge that means no norm before the head
     assert vllm.write(contract, config, TARGET, launch) == config
 
 

@@ -64,7 +64,7 @@ def read(launch: Launch, target: TargetFacts | None) -> Flags:
     parallel = spec.get("parallel_drafting") is True
     runner, why = _runner(launch, given, parallel)
     limit = _whole(given.get("--max-model-len"), "--max-model-len")
-    notes = [FlagNote("runner", launch.runner, runner, why, "silent", at("config/vllm.py:703", "executed"))]
+    notes = [FlagNote("runner", launch.runner, runner, why, "silent", at("config/vllm.py:703"))]
     refusals = [Refusal("flag-refused", clash, "start", ran("engine/arg_utils.py:2078"))] if clash else []
     warnings: list[Warned] = []
     if told:

@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas.contract import Fact
 from eyas.dialects.vllm.reading import Reading
-from eyas.dialects.vllm.source import DEEPSEEK, LLAMA, PROPOSER, QWEN3, ran
+from eyas.dialects.vllm.source import DEEPSEEK, LLAMA, PROPOSER, QWEN3, at, ran
 from eyas.dialects.wiring import Refusal, Runner, TargetFacts, TensorNote
 from eyas.inventory import TensorInfo
 
@@ -147,8 +147,8 @@ def _place(name: str, reading: Reading, wanted: Mapping[str, Shape], parallel: b
     """Follow one name of the files through the class and the loader."""
     where = CLASS_FILE[str(reading.kind)]
 
-    def drop(why: str, loudness: Any = "silent", at: str = f"{where}:420") -> None:
-        judged.notes.append(TensorNote(name, "dropped", why, loudness, ran(at)))
+    def drop(why: str, loudness: Any = "silent", line: str = f"{where}:420") -> None:
+        judged.notes.append(TensorNote(name, "dropped", why, loudness, ran(line)))
 
     if "t2d" in name:
         return  # a mask of the trainer; no engine needs it
@@ -164,18 +164,17 @@ def _place(name: str, reading: Reading, wanted: Mapping[str, Shape], parallel: b
     elif "lm_head" not in name:
         moved = f"model.{name}"
     if not uses_aux(reading) and reading.kind != "deepseek" and "fc." in moved:
-        return drop("use_aux_hidden_state is false", at=f"{where}:463")
+        return drop("use_aux_hidden_state is false", line=f"{where}:463")
     if reading.kind != "deepseek" and not norm_before_fc(reading) and "input_norm." in moved:
-        return drop("norm_before_fc is not on", at=f"{where}:465")
+        return drop("norm_before_fc is not on", line=f"{where}:465")
     if any(word in moved for word in _CACHES):
-        return drop("a cache of the rotary embedding, made anew", at=f"{LOADER}:232")
+        return drop("a cache of the rotary embedding, made anew", line=f"{LOADER}:232")
     moved = moved.replace("midlayer.", "layers.0.")
     if moved in wanted:
         judged.arrived[moved] = name
     elif moved.endswith(".bias"):
-        drop(
-            "the class has no such bias, and the loader takes every unexpected bias for a leftover", at=f"{LOADER}:458"
-        )
+        why = "the class has no such bias, and the loader takes every unexpected bias for a leftover"
+        drop(why, line=f"{LOADER}:458")
     elif reading.get("quantization_config"):
         judged.arrived[moved] = name  # scales and packed weights: their names are the quantiser's
     else:
@@ -215,7 +214,7 @@ def _embedding(reading: Reading, target: TargetFacts | None, runner: Runner, jud
         judged.facts["embedding"] = Fact("own", "inferred")
         return
     judged.facts["embedding"] = Fact("target", "inferred")
-    source = ran(f"{PROPOSER}:1440" if runner == "v1" else "v1/worker/gpu/spec_decode/eagle/utils.py:44")
+    source = ran(f"{PROPOSER}:1440") if runner == "v1" else at("v1/worker/gpu/spec_decode/eagle/utils.py:44")
     if target is None or target.hidden_size == H:
         why = "the files have none: the target's serves both"
         loudness: Any = "info" if runner == "v1" else "silent"
@@ -233,13 +232,13 @@ def _head(reading: Reading, target: TargetFacts | None, runner: Runner, judged: 
         judged.facts["head"] = Fact("own", "inferred")
         return
     judged.facts["head"] = Fact("target", "inferred")
-    source = ran(f"{PROPOSER}:1512" if runner == "v1" else "v1/worker/gpu/spec_decode/eagle/utils.py:131")
+    source = ran(f"{PROPOSER}:1512") if runner == "v1" else at("v1/worker/gpu/spec_decode/eagle/utils.py:131")
     words, all_words = draft_vocab_size(reading), target.vocab_size if target else reading.get("vocab_size")
     cut = words is not None and all_words is not None and words < all_words
     why = "the files have none: the target's speaks"
     if cut:
         why += f", cut to its first {words} rows, whatever tokens the draft vocabulary has"
-        judged.warnings.append(("head-missing", why, source))
+        judged.warnings.append(("head-missing", why, at("model_executor/layers/logits_processor.py:198")))
     loudness: Any = "info" if runner == "v1" else "silent"
     judged.notes.append(TensorNote("lm_head.weight", "shared", why, loudness, source))
     if target is not None and reading.get("hidden_size") not in (None, target.hidden_size):

@@ -49,10 +49,11 @@ def main() -> None:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     import vllm  # type: ignore[import-not-found]  # here, in its environment
+    import vllm.logger  # type: ignore[import-not-found]  # sets the handlers up, ours come after
 
     found: dict[str, Any] = {"engine": "vllm", "version": vllm.__version__}
     heard = Heard()
-    logging.getLogger("vllm").addHandler(heard)  # after the import, which sets the handlers up
+    logging.getLogger("vllm").addHandler(heard)
     with tempfile.TemporaryDirectory(prefix="eyas-ask-") as folder:
         try:
             found |= resolved(request, Path(folder))
