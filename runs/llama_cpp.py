@@ -132,9 +132,7 @@ def contract(shape: Any, of: Target) -> Contract:
 
 
 def words_of(said: str) -> str | None:
-    found = re.findall(
-        r"(?:loading model(?: \w+)?|missing tensor|wrong number of tensors)[^\n]*?(?=llama_model_load|$)", said
-    )
+    found = re.findall(r"error loading model: [^\n]*?(?=llama_model_load|$)", said)
     return found[-1].strip() if found else None
 
 
