@@ -88,7 +88,7 @@ def test_every_class_captures_what_its_own_setter_says(version: str) -> None:
         if (got.stops or list(got.taps)) != answer:
             wrong.append((architecture, n, ids, answer, got))
     assert wrong == []
-    assert len(asked) > 1000
+    assert len(asked) > 800
 
 
 def test_rows_say_where_the_setter_stands() -> None:
@@ -123,7 +123,7 @@ def test_flags_resolve_as_its_own_functions_do(version: str) -> None:
         assert (loud.get(flags.TOKENS) == "warning") == any("num_draft_tokens" in text for _, text in lines), where
         assert (loud.get("--max-running-requests") == "warning") == any("Max running" in t for _, t in lines), where
         assert (loud.get(flags.DRAFT) == "warning") == any("DeepSeek MTP" in text for _, text in lines), where
-    assert refused >= 20
+    assert refused >= 10
 
 
 # -- the case ------------------------------------------------------------------------------------------------------

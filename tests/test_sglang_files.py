@@ -90,6 +90,12 @@ def test_missing_tensors_are_named(name: str, as_named: str) -> None:
     assert notes(with_ids(0, 3, 31), without(name)) == {*CLEAN, (as_named, "unfilled", "silent")}
 
 
+@pytest.mark.parametrize(("words", "expected"), [(32000, "offsets"), (163840, "none")])
+def test_a_map_of_the_whole_vocabulary_is_none(words: int, expected: str) -> None:
+    tensors = {**TENSORS, "lm_head.weight": (words, 7168), "d2t": (words,)}
+    assert wire(with_ids(0, 3, 31, draft_vocab_size=words), tensors=tensors).facts["vocab_map"] == expected
+
+
 def test_an_embedding_of_another_width_is_kept() -> None:
     target = TargetFacts("LlamaForCausalLM", 30, 576, 163840)
     config = with_ids(1, 14, 26, target_hidden_size=576)

@@ -136,6 +136,10 @@ def _since(version: str, names: Iterable[str], before: Mapping[str, object] | No
 
 
 _NO_EMBEDDING = {"embedding": False}
+_EARLIER = (
+    "Glm4MoeLiteForCausalLM", "Glm4MoeForCausalLM", "LongcatFlashForCausalLM",
+    "Llama4ForCausalLM", "Llama4ForConditionalGeneration",
+)  # fmt: skip
 CHANGES = (
     _since("0.5.13", _DEEPSEEK, {"rule": "plus-one"}),  # pull request 25454
     _since("0.5.13", ["Gemma4UnifiedForConditionalGeneration"], None),
@@ -147,8 +151,8 @@ CHANGES = (
     _since("0.5.18", ["MiniMaxM3SparseForConditionalGeneration", "InternS2MobiusForConditionalGeneration"], None),
     _since("0.5.20", ["Cosmos3ForConditionalGeneration", "Glm5NextForConditionalGeneration"], None),
     _since("0.5.20", ["Qwen4ExpForConditionalGeneration"], None),
-    _since("0.5.21", ["Glm4MoeLiteForCausalLM", "Glm4MoeForCausalLM", "LongcatFlashForCausalLM"], _NO_EMBEDDING),
-    _since("0.5.22", set(_LLAMA) - {"Glm4MoeForCausalLM", "LongcatFlashForCausalLM"}, _NO_EMBEDDING),
+    _since("0.5.21", _EARLIER, _NO_EMBEDDING),
+    _since("0.5.22", set(_LLAMA) - set(_EARLIER), _NO_EMBEDDING),
     _since("0.5.22", _QWEN_35, {"unread": True}),
     _since("0.5.22", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "ExaoneMoeForCausalLM"], None),
     _since("0.5.22", _VL_MOE, {"marks": "none"}),

@@ -84,7 +84,9 @@ def load(
         notes.append(
             TensorNote(missing, "unfilled", f"it {what}", "silent", release.at("mla names" if keys.mla else "names"))
         )
-    facts = {"vocab_map": Fact("offsets" if "d2t" in arrived else "none", "inferred")}
+    # a map of the whole vocabulary onto itself can only be all zeros, whether or not it is in the file
+    mapped = "d2t" in arrived and keys.draft_vocab < keys.vocab
+    facts = {"vocab_map": Fact("offsets" if mapped else "none", "inferred")}
     if "d2t" not in arrived and keys.draft_vocab < keys.vocab:
         notes.append(
             TensorNote("d2t", "unfilled", "draft ids are used as the target's ids", "silent", release.at("d2t"))

@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import sglang_flags
-import sglang_taps
+import sglang_flags  # type: ignore[import-not-found]
+import sglang_taps  # type: ignore[import-not-found]
 
 WAY = "its own source, on stand-ins"
 _WHY = {
