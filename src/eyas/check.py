@@ -29,6 +29,16 @@ from eyas.results import (
 )
 from eyas.target import Target
 
+# Facts that the forward here has one value for: a drafter made for another one is not run as it was trained.
+RUN_HERE: Mapping[str, Any] = {
+    "tap_state": "stream",
+    "fc": "applied",
+    "attention": "gqa",
+    "later_norm": "input_layernorm",
+    "head_norm": True,
+    "token_shift": 1,
+    "window": None,
+}
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
 
 
@@ -216,6 +226,11 @@ def wiring_doubts(case: Case) -> str | None:
         return "the contract describes other weights"
     if "target-differs" in causes:
         return "the drafter was trained on another target or other weights of it"
+    if texts := sorted(causes & {"template-differs", "tokenizer-differs"}):
+        return f"the records are not cut or rendered as the training text was ({', '.join(texts)})"
+    contract = files.contract
+    if unlike := [f"{f} {contract[f]}" for f, here in RUN_HERE.items() if f in contract and contract[f] != here]:
+        return f"the drafter is run here without what its contract says: {', '.join(unlike)}"
     return None
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from eyas import provenance
 from eyas.checkpoint.folder import EMBEDDING, Checkpoint, expected_shapes, twins
-from eyas.dialects import layouts, sglang, vllm
+from eyas.dialects import layouts, rope, sglang, vllm
 from eyas.drafter import SWITCHES
 from eyas.results import Evidence, Finding
 from eyas.target import Target
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
@@ -168,14 +172,7 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
         ]
     findings = []
     taps, target = list(contract["taps"]), contract["target"]
-    readers = {
-        "vLLM (V1 runner)": vllm.captured(config, target["num_layers"], "v1"),
-        "vLLM (V2 runner)": vllm.captured(config, target["num_layers"], "v2"),
-        "SGLang": sglang.captured(config, target["architecture"], target["num_layers"]),
-    }
-    if "eagle_config" not in config and sglang.spell(taps, target["architecture"], target["num_layers"]) is None:
-        del readers["SGLang"]  # nothing was edited: it cannot be told, which is a finding of its own
-    edited = {engine: captured for engine, captured in readers.items() if captured != taps}
+    edited = {engine: readings[0] for engine, readings in _readings(config, target).items() if taps not in readings}
     if edited:
         vllm_ids, sglang_ids = (
             vllm.spell(taps),
@@ -206,7 +203,8 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
     for switch in SWITCHES:  # the contract's are those loaded
         stated[switch], trained[switch] = getattr(spelled, switch), getattr(shape, switch)
     for fact, value in trained.items():
-        if stated[fact] != value:
+        same = rope.normal(stated[fact]) == rope.normal(value) if fact == "rope" else stated[fact] == value
+        if not same:
             findings.append(
                 Finding(
                     "contract-edited",
@@ -232,6 +230,24 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
             )
         )
     return findings
+
+
+def _readings(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, list[list[int]]]:
+    """Taps by whoever reads the ids that are there, the newest reader's first. A key that is not there was not edited:
+    a folder may be spelled for one engine alone, or for an older build of it. What each would make of a folder
+    without its key, `eyas show` says."""
+    inner = (config.get("eagle_config") or {}).get(_IDS)
+    readings = {}
+    if config.get(_IDS) is not None:
+        readings["vLLM"] = [vllm.captured(config, target["num_layers"], "v1")]
+    if inner is not None:
+        readings["SGLang"] = [
+            sglang.captured(config, target["architecture"], target["num_layers"]),
+            [k + 1 for k in inner],
+        ]
+        if config.get(_IDS) is None:  # vLLM's V1 runner takes them as they stand then
+            readings["SGLang"].append(list(inner))
+    return readings
 
 
 def _weights_sha256(folder: Path) -> str | None:

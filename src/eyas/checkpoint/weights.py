@@ -41,6 +41,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
             way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
         )
     shape = shape_for(checkpoint, target)
+    _ascending(tensors)
     if "d2t" in tensors:
         words = vocab.from_checkpoint(tensors["d2t"], tensors.get("t2d"), shape.vocab_size)
     else:
@@ -50,6 +51,18 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     weights = {n: t.float() for n, t in tensors.items() if n not in MAPS and n not in twins(shape)}
     drafter.load_state_dict(weights, strict=True)
     return drafter.to(target.device).eval()
+
+
+def _ascending(tensors: dict[str, Tensor]) -> None:
+    """Draft ids in the order of their target ids, rows of the head with them. Any order is a legal map to an engine;
+    ours is ascending. A map that is none is left for ``vocab.from_checkpoint`` to say so."""
+    if "d2t" not in tensors or "lm_head.weight" not in tensors:
+        return
+    ids = tensors["d2t"].to(torch.int64) + torch.arange(len(tensors["d2t"]))
+    if len(ids) == len(tensors["lm_head.weight"]) and len(ids.unique()) == len(ids):
+        order = ids.argsort()
+        tensors["d2t"] = ids[order] - torch.arange(len(ids))
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
 
 
 def _one_norm_under_two_names(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> None:
