@@ -411,10 +411,7 @@ def test_edited_taps_of_vllm(tmp_path: Path) -> None:
     edit_config(folder, lambda config: config.update(eagle_aux_hidden_state_layer_ids=[0, 1, 3]))
     finding = found(folder)["contract-edited"]
     assert finding.severity == "likely"
-    assert {e.measure: e.value for e in finding.evidence} == {
-        "taps captured by vLLM (V1 runner)": [0, 1, 3],
-        "taps captured by vLLM (V2 runner)": [0, 1, 3],
-    }
+    assert {e.measure: e.value for e in finding.evidence} == {"taps captured by vLLM": [0, 1, 3]}
     assert all(e.expected == list(TAPS) for e in finding.evidence)
     assert finding.fix == (
         'For taps [1, 2, 4]: "eagle_aux_hidden_state_layer_ids": [1, 2, 4] at top level (vLLM) '
@@ -430,16 +427,52 @@ def test_edited_taps_of_sglang(tmp_path: Path) -> None:
     finding = found(folder)["contract-edited"]
     # Of five layers SGLang never reaches tap 5.
     assert [(e.measure, e.value) for e in finding.evidence] == [("taps captured by SGLang", [2, 3])]
-    edit_config(folder, lambda config: config.pop("eagle_config"))
-    assert [e.value for e in found(folder)["contract-edited"].evidence] == [[2, 2, 2]]  # SGLang's default of 5 layers
 
 
-def test_a_removed_key_leaves_the_runners_apart(tmp_path: Path) -> None:
+def test_a_folder_spelled_for_one_engine_was_not_edited(tmp_path: Path) -> None:
+    """For vLLM alone, for SGLang alone, for a build of SGLang that counts otherwise, for vLLM's V1 runner alone."""
+    vllm_key, inner = "eagle_aux_hidden_state_layer_ids", "eagle_config"
+    for number, (top, nested) in enumerate([([1, 2, 4], None), (None, [0, 1, 3]), (None, [1, 2, 4])]):
+        folder = saved(tmp_path / str(number))
+        edit_config(folder, lambda config: [config.pop(key, None) for key in (vllm_key, inner)])
+        if top:
+            edit_config(folder, lambda config, ids=top: config.update({vllm_key: ids}))
+        if nested:
+            edit_config(folder, lambda config, ids=nested: config.update({inner: {vllm_key: ids}}))
+        assert not {"contract-edited", "taps-key-missing"} & set(found(folder))
+
+
+def test_a_folder_that_names_no_taps_is_said_to(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d")
-    edit_config(folder, lambda config: config.pop("eagle_aux_hidden_state_layer_ids"))
-    evidence = {e.measure: e.value for e in found(folder)["contract-edited"].evidence}
-    assert evidence["taps captured by vLLM (V1 runner)"] == [0, 1, 3]
-    assert evidence["taps captured by vLLM (V2 runner)"] == [2, 2, 2]
+    keys = ("eagle_aux_hidden_state_layer_ids", "eagle_config")
+    edit_config(folder, lambda config: [config.pop(key) for key in keys])
+    finding = found(folder)["taps-key-missing"]
+    assert finding.severity == "likely"
+    assert (finding.evidence[0].value, finding.evidence[0].expected) == ([2], list(TAPS))  # distinct ones of [2, 2, 2]
+
+
+def test_one_rope_in_another_spelling_is_the_same(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d")
+    edit_config(folder, lambda config: config["rope_parameters"].update(type="default"))
+    assert "contract-edited" not in found(folder)
+
+
+def test_a_map_in_another_order_with_its_head_is_the_same_drafter(tmp_path: Path) -> None:
+    """Engines take any one-to-one map; only two draft ids for one token are a fault."""
+    drafter = tiny.drafter("llama")
+    folder = saved(tmp_path / "d", drafter)
+
+    def turned(tensors: dict[str, Tensor]) -> None:
+        n = len(tensors["d2t"])
+        ids = (tensors["d2t"] + torch.arange(n)).flip(0)
+        tensors["d2t"] = ids - torch.arange(n)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0)
+
+    edit_weights(folder, turned)
+    assert torch.equal(speaks(load(folder)), speaks(drafter))
+    edit_weights(folder, lambda tensors: tensors["d2t"][1:2].add_(tensors["d2t"][0] - tensors["d2t"][1] - 1))
+    with pytest.raises(CheckpointError, match="two draft ids may mean one token"):
+        load(folder)
 
 
 def test_an_edited_rope_is_a_finding(tmp_path: Path) -> None:

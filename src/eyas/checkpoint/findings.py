@@ -197,6 +197,16 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
                 ),
             )
         )
+    defaults = vllm.captured({}, target["num_layers"], "v1")
+    if not _readings(config, target) and taps != defaults:
+        findings.append(
+            Finding(
+                "taps-key-missing",
+                "likely",
+                f"The contract says taps {taps}; no key names them, so engines read their default {defaults}.",
+                [Evidence("taps that engines default to", defaults, taps, "config.json")],
+            )
+        )
     shape, spelled = checkpoint.shape, checkpoint.spelled
     stated = {"draft_vocab_size": shape.draft_vocab_size, "rope": shape.rope_parameters}
     trained = {fact: contract[fact] for fact in stated if fact in contract}
