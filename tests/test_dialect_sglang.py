@@ -276,7 +276,6 @@ def test_what_is_kept_when_writing() -> None:
     [
         ({**CONFIG, "eagle_config": [1]}, "eagle_config .* is \\[1\\]; an object"),
         ({**CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": "1,2"}}, "a list of layer numbers"),
-        ({**CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "a list of layer numbers"),
         ({**CONFIG, "eagle_aux_hidden_state_layer_ids": [1.5]}, "a list of layer numbers"),
         ({**CONFIG, "architectures": "X"}, "architectures"),
         ({**CONFIG, "hidden_size": None}, "hidden_size"),

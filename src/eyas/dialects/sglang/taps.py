@@ -231,7 +231,7 @@ def nearest(how: Capture, n: int, taps: Sequence[int]) -> list[int] | None:
 
 
 def _moved(taps: Sequence[int], n: int) -> Iterable[tuple[int, ...]]:
-    """Lists by how far they are from ``taps``: every tap stays or moves by one or two, at most two of them."""
+    """Lists by how far they are from ``taps``: one or two of them moved by one or two, then all of them together."""
     base = [min(max(t, 0), n) for t in taps]
     yield tuple(base)
     steps = (1, -1, 2, -2)
@@ -244,3 +244,6 @@ def _moved(taps: Sequence[int], n: int) -> Iterable[tuple[int, ...]]:
             moved[i] += step
         if len(set(moved)) == len(moved) and all(0 <= t <= n for t in moved):
             yield tuple(sorted(moved))
+    for step in (*steps, 3, -3):
+        if all(0 <= t + step <= n for t in base):
+            yield tuple(t + step for t in base)
