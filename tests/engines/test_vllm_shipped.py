@@ -24,7 +24,7 @@ from eyas.render import Renderer
 from eyas.states.store import StoredStates
 from eyas.target import Target
 
-PROMPTS, TOKENS, K = 32, 64, 4
+PROMPTS, TOKENS, K = 32, 48, 4
 TAPS = (2, 15, 27)
 
 

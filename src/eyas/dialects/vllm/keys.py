@@ -127,7 +127,7 @@ def _ids(config: Mapping[str, Any], reading: Reading, capture: Capture | None, r
         if capture.taps != capture.wanted:
             lost = [t for t in capture.wanted if t not in capture.taps]
             why = f"no layer matches {lost}: {list(capture.taps)} arrive"
-            where = at("model_executor/models/interfaces.py:1609", "inferred")
+            where = ran("model_executor/models/interfaces.py:1609")
             yield KeyNote(reading.key(capture.key), found, "overridden", why, where)
 
 

@@ -146,7 +146,7 @@ def capture(
 
 def _no_such_layer(tap: int, n: int) -> Refusal:
     why = f"the Transformers backend looks for the layer before tap {tap} of {n} and finds none (KeyError)"
-    return Refusal("taps-too-few", why, "start", at("model_executor/models/transformers/base.py:841", "inferred"))
+    return Refusal("taps-too-few", why, "start", ran("model_executor/models/transformers/base.py:841"))
 
 
 def is_stream(architecture: str) -> bool:
