@@ -163,12 +163,15 @@ SHAPE: dict[str, Any] = {
 }
 
 
+WRITTEN = {**SHAPE, "qk_norm": False}  # what a config does not say: it is in the names of tensors
+
+
 def contract(taps: list[int], architecture: str = LLAMA, n: int = 30) -> Contract:
     return declared(taps=taps, target={"fingerprint": "f", "architecture": architecture, "num_layers": n})
 
 
 def written(taps: list[int], architecture: str = LLAMA, n: int = 30, **shape: Any) -> dict[str, Any]:
-    config = hf.write({**SHAPE, "taps": taps, **shape}, contract(taps, architecture, n), "ab" * 32, "bfloat16")
+    config = hf.write({**WRITTEN, "taps": taps, **shape}, contract(taps, architecture, n), "ab" * 32, "bfloat16")
     return dict(json.loads(json.dumps(config)))
 
 
@@ -279,7 +282,7 @@ def test_the_number_of_taps_is_written_for_vllm() -> None:
     ],
 )
 def test_sglang_refuses(change: dict[str, Any], architecture: str, reason: str) -> None:
-    usual = {**SHAPE, "own_embedding": False}
+    usual = {**WRITTEN, "own_embedding": False}
     assert sglang.refusals(usual, LLAMA, 30) == []
     (said,) = sglang.refusals({**usual, **change}, architecture, 30)
     assert re.search(reason, said)
@@ -287,11 +290,11 @@ def test_sglang_refuses(change: dict[str, Any], architecture: str, reason: str) 
 
 @pytest.mark.parametrize("key", ["norm_before_fc", "fc_norm", "norm_output"])
 def test_sglang_runs_the_switches_of_eagle_3_1(key: str) -> None:
-    assert sglang.refusals({**SHAPE, "own_embedding": False, key: True, "num_hidden_layers": 2}, LLAMA, 30) == []
+    assert sglang.refusals({**WRITTEN, "own_embedding": False, key: True, "num_hidden_layers": 2}, LLAMA, 30) == []
 
 
 def test_sglang_keeps_an_embedding_of_another_width() -> None:
-    shape = {**SHAPE, "own_embedding": True, "hidden_size": 512}
+    shape = {**WRITTEN, "own_embedding": True, "hidden_size": 512}
     assert sglang.refusals(shape, LLAMA, 30) == []
 
 

@@ -160,7 +160,8 @@ def test_ids_of_an_unknown_trainer(deep: list[int] | None, top: list[int] | None
 
 SHAPE = config("lmsys-llama4-scout", draft_vocab_size=32000, head_dim=128) | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    **dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual", "attention_bias"), False),
+    **dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual"), False),
+    **dict.fromkeys(("attention_bias", "qk_norm"), False),
     "target_hidden_size": 5120,
 }
 

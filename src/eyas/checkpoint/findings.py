@@ -208,7 +208,7 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
             )
         )
     shape, spelled = checkpoint.shape, checkpoint.spelled
-    stated = {"draft_vocab_size": shape.draft_vocab_size, "rope": shape.rope_parameters}
+    stated: dict[str, Any] = {"draft_vocab_size": shape.draft_vocab_size, "rope": shape.rope_parameters}
     trained = {fact: contract[fact] for fact in stated if fact in contract}
     for switch in SWITCHES:  # the contract's are those loaded
         stated[switch], trained[switch] = getattr(spelled, switch), getattr(shape, switch)

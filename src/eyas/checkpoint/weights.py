@@ -59,7 +59,7 @@ def _ascending(tensors: dict[str, Tensor]) -> None:
     if "d2t" not in tensors or "lm_head.weight" not in tensors:
         return
     ids = tensors["d2t"].to(torch.int64) + torch.arange(len(tensors["d2t"]))
-    if len(ids) == len(tensors["lm_head.weight"]) and len(ids.unique()) == len(ids):
+    if len(ids) == len(tensors["lm_head.weight"]) and len(set(ids.tolist())) == len(ids):
         order = ids.argsort()
         tensors["d2t"] = ids[order] - torch.arange(len(ids))
         tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
