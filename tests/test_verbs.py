@@ -6,9 +6,11 @@ import importlib
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 
 from eyas import resolve
+from eyas.dialects import engines
 from folders import call
 
 pytestmark = pytest.mark.real
@@ -32,6 +34,42 @@ def test_generate(capsys: Capture) -> None:
     assert 0 < len(told["token_ids"]) <= 24
     bare = json.loads(call(capsys, "generate", "Name three primary colours.", "-n", "24", "--plain", "--json", "-").out)
     assert bare["text"] == told["text"]
+
+
+def test_show_and_export(capsys: Capture, tmp_path: Path) -> None:
+    """The shipped drafter for every engine; as a GGUF with the target's own tokenizer in it."""
+    asked = [x for engine in engines.ENGINES for x in ("-e", engine)]
+    ran = call(capsys, "show", "smollm2-eagle3", *asked, "--json", "-")
+    told = json.loads(ran.out)
+    assert ran.code == 0
+    assert {e["name"]: e["taps"] for e in told["engines"]} == {engine: [2, 15, 27] for engine in engines.ENGINES}
+    for engine in ("sglang", "vllm"):
+        assert call(capsys, "export", "smollm2-eagle3", "--to", engine, "-o", tmp_path / engine).code == 0
+        ran = call(capsys, "check", tmp_path / engine, "--records", SHIPPED / "heldout.jsonl.gz", "--limit", "2",
+                   "--json", "-")  # fmt: skip
+        assert json.loads(ran.out)["verdict"] not in ("broken", "miswired")
+    out = tmp_path / "drafter.gguf"
+    ran = call(capsys, "export", "smollm2-eagle3", "--to", "llama.cpp", "--target", "smollm2", "-o", out)
+    assert ran.code == 0, ran.err
+    reader = gguf.GGUFReader(out)
+    assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == 49152
+    ran = call(capsys, "export", "smollm2-eagle3-taps", "--to", "llama.cpp", "-o", out)
+    assert ran.code == 2
+
+
+def test_read(capsys: Capture, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 10.00 tokens/s, Drafted throughput: "
+        "26.67 tokens/s, Accepted: 600 tokens, Drafted: 1600 tokens, Per-position acceptance rate: 0.800, 0.400, "
+        "0.200, 0.100, Avg Draft acceptance rate: 37.5%\n"
+    )
+    ran = call(capsys, "read", log, "--json", "-")
+    (run,) = json.loads(ran.out)["observed"]
+    assert (run["engine"], run["rounds"], run["drafted"], run["accepted"], run["draft_tokens"]) == (
+        "vllm", 400, 1600, 600, 4,
+    )  # fmt: skip
+    assert run["accept_length"]["value"] == 2.5
 
 
 def test_bench(capsys: Capture) -> None:
