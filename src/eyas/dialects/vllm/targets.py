@@ -1,6 +1,7 @@
 """Which classes of targets vLLM knows, and how each hands over its layers to a drafter.
 
-Read from vLLM 0.32.0: model_executor/models/registry.py and every class there, for the interface ``SupportsEagle3``.
+Read from vLLM 0.32.0: model_executor/models/registry.py and every class there, for the interface ``SupportsEagle3``;
+those that a CPU build can import were asked (tests/fixtures/engines/vllm-ask.json, ``classes``).
 """
 
 from __future__ import annotations
