@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -24,7 +23,7 @@ def as_json(value: object) -> str:
 
 
 def _strict(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):  # numpy's, which most results have none of
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}

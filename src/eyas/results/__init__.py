@@ -1,15 +1,24 @@
-"""What was measured (``counts``) and what follows from it (``verdict``)."""
+"""What was measured (``counts``) and what follows from it (``verdict``).
 
-from eyas.results.counts import (
-    CurveCounts,
-    Difference,
-    Interval,
-    LengthCounts,
-    Rate,
-    bootstrap_ratio,
-    paired_difference,
-    wilson,
-)
+Counts need numpy and are loaded when first asked for: a verb that only tells of files has none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyas.results.counts import (
+        CurveCounts,
+        Difference,
+        Interval,
+        LengthCounts,
+        Rate,
+        bootstrap_ratio,
+        paired_difference,
+        wilson,
+    )
 from eyas.results.verdict import (
     BROKEN_CAUSES,
     EXPECT,
@@ -55,3 +64,9 @@ __all__ = [
     "too_few_records",
     "wilson",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'eyas.results' has no attribute {name!r}")
+    return getattr(importlib.import_module("eyas.results.counts"), name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eyas import causes, errors
-from eyas.results.counts import CurveCounts, LengthCounts
+
+if TYPE_CHECKING:
+    from eyas.results.counts import CurveCounts, LengthCounts
 
 SCHEMA = 1
 EXPECT = 1.6
