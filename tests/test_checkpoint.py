@@ -439,7 +439,7 @@ def test_a_removed_key_leaves_the_runners_apart(tmp_path: Path) -> None:
     edit_config(folder, lambda config: config.pop("eagle_aux_hidden_state_layer_ids"))
     evidence = {e.measure: e.value for e in found(folder)["contract-edited"].evidence}
     assert evidence["taps captured by vLLM (V1 runner)"] == [0, 1, 3]
-    assert evidence["taps captured by vLLM (V2 runner)"] == [2, 2, 2]
+    assert evidence["taps captured by vLLM (V2 runner)"] == [2]  # its default of 5 layers, a set
 
 
 def test_an_edited_rope_is_a_finding(tmp_path: Path) -> None:
