@@ -52,7 +52,7 @@ def theirs(vllm_python: Path, target: Target, asked: list[list[int]], tmp_path_f
     return answer
 
 
-def record(told: dict[str, Any]) -> None:
+def tell(told: dict[str, Any]) -> None:
     """A line for whoever writes the numbers down."""
     if where := os.environ.get("EYAS_ENGINE_RECORD"):
         with open(where, "a", encoding="utf-8") as handle:
@@ -74,7 +74,7 @@ def test_accept_length_and_every_depth_are_ours(theirs: dict[str, Any], target: 
         "ours": {"rounds": rounds, "accepted": accepted.tolist()},
     }
     told["accept_length"] = [1 + sum(c["accepted"]) / c["rounds"] for c in (told["vllm"], told["ours"])]  # type: ignore[index]
-    record(told)
+    tell(told)
     assert theirs["layers"] == list(TAPS)
     assert equal >= 0.9 * len(asked)  # the rest part ways at a near tie
     assert abs(told["accept_length"][0] - told["accept_length"][1]) <= 0.02  # type: ignore[index]
@@ -106,7 +106,7 @@ def test_a_capture_through_vllm_holds_the_taps_of_one_in_process(
     nearest = np.min(tables, axis=0)
     for slot, tap in enumerate(stored):
         others = np.delete(nearest[slot], tap).min()
-        record({"tap": tap, "worst": float(worst[slot, tap]), "next_best": float(others)})
+        tell({"tap": tap, "worst": float(worst[slot, tap]), "next_best": float(others)})
         assert worst[slot, tap] < 0.004  # both are stored in bf16, whose last bit is 1/256 of a value
         assert others > 10 * worst[slot, tap]
 
