@@ -393,6 +393,14 @@ def test_a_checkpoint_is_a_start_of_the_same_function(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in begin.drafter.parameters())
 
 
+def test_where_a_start_lay_stays_on_this_machine(tmp_path: Path) -> None:
+    go(tmp_path / "first")
+    go(tmp_path / "second", config(init=str(tmp_path / "first"), steps=1))
+    written = (tmp_path / "second" / "provenance.json").read_text()
+    assert str(tmp_path) not in written
+    assert json.loads(written)["config"]["init"].endswith("first")
+
+
 def test_a_checkpoint_of_other_taps_is_refused_as_a_start(tmp_path: Path) -> None:
     go(tmp_path / "d", config(steps=1))
     with pytest.raises(UsageError, match=r"was trained on taps \[1, 2, 4\], not \[1, 2, 3\]") as caught:

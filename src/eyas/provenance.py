@@ -47,7 +47,7 @@ def collect(arguments: Mapping[str, object]) -> dict[str, object]:
         "packages": {name: _version(name) for name in PACKAGES},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(),
-        "arguments": _publishable(arguments),
+        "arguments": publishable(arguments),
     }
 
 
@@ -86,14 +86,14 @@ def _cpu_model() -> str:
     return next(models, "") or platform.machine()
 
 
-def _publishable(value: object) -> object:
+def publishable(value: object) -> object:
     """``value`` as plain JSON, without secrets, absolute paths or non-finite numbers."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): MASK if _is_secret(str(key), item) else _publishable(item) for key, item in value.items()}
+        return {str(key): MASK if _is_secret(str(key), item) else publishable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return _publishable_list(value)
     if isinstance(value, set | frozenset):
@@ -108,7 +108,7 @@ def _publishable_list(values: Iterable[object]) -> list[object]:
     cleaned: list[object] = []
     after_secret_flag = False
     for value in values:
-        cleaned.append(MASK if after_secret_flag else _publishable(value))
+        cleaned.append(MASK if after_secret_flag else publishable(value))
         after_secret_flag = isinstance(value, str) and _SECRET_FLAG.match(value) is not None
     return cleaned
 

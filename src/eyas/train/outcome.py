@@ -56,7 +56,7 @@ class Outcome:
         }
         source = {
             **provenance.collect(self._arguments),
-            "config": self._config.model_dump(mode="json"),
+            "config": provenance.publishable(self._config.model_dump(mode="json")),  # a start may be a path
             "data": {
                 "records": len(self._records),
                 "response_tokens": sum(r.n_response_tokens for r in self._records),
