@@ -16,7 +16,8 @@ def over(answer: Answer, table: Wiring) -> Wiring:
     key = next((name for name in (table.runner, answer.engine) if name in answer.taps), None)
     if key is not None:
         said = answer.taps[key]
-        taps = None if said is None else tuple(sorted(set(said)))
+        as_listed = table.taps is not None and list(table.taps) != sorted(table.taps)  # an engine that keeps the order
+        taps = None if said is None else tuple(dict.fromkeys(said) if as_listed else sorted(set(said)))
         facts.pop("taps", None)
         if taps is not None:
             origin = table.facts.facts["taps"].origin if "taps" in table.facts else "inferred"
