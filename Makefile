@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 
 # Two runs of real vLLM are among them; without its environment pytest skips those.
 test: $(VENV)/installed $(ENGINES)/vllm/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/engines/test_vllm.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore-glob "tests/engines/test_vllm*.py"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
