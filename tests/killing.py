@@ -16,7 +16,7 @@ KILLED = -signal.SIGKILL
 
 
 def moments(n: int) -> list[float]:
-    """n shares of a run, one drawn in each n-th of it; never its very last events, of which a run may have some less."""
+    """n shares of a run, one drawn in each n-th of it; not its very last events, which may be fewer."""
     drawn = random.Random(n)
     return [0.98 * (i + drawn.random()) / n for i in range(n)]
 
