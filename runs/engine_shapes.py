@@ -65,7 +65,7 @@ def make(out: Path) -> None:
     write_text(target, out, 2)
 
 
-def tiny_target() -> Any:
+def tiny_target(heads: int = 2, key_value_heads: int = 1) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from eyas.target import Target
@@ -75,8 +75,8 @@ def tiny_target() -> Any:
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
         head_dim=8,
         max_position_embeddings=64,
         rms_norm_eps=1e-5,

@@ -16,53 +16,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from engine_shapes import LAYERS, PREFIX, Draft, OfVllm, RowsKept, chain
+from engine_shapes import LAYERS, Draft, OfVllm, RowsKept, chain, make_one, some_words, tiny_target, write_text
 from safetensors.torch import load_file, save_file
-
-DEPTHS = 4
 
 
 def make(out: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from eyas import checkpoint, starts
-    from eyas.contract import declared
-    from eyas.target import Target
-    from eyas.vocab import DraftVocab
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=48,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
-        pad_token_id=None,
-    )
-    target = Target("tiny", None, LlamaForCausalLM(config).eval(), None, config)
-    words = DraftVocab(torch.randperm(48)[:32].sort().values, 48)
-    shape = starts.config_for(target, (1, 4), len(words), qk_norm=True, num_hidden_layers=2)
-    drafter = starts.random(target, shape, words, 0)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5)
-            else:
-                parameter.uniform_(0.5, 1.5)
-    identity = {"fingerprint": "", "architecture": "LlamaForCausalLM", "num_layers": LAYERS}
-    contract = declared(taps=[1, 4], **drafter.config.facts(), target=identity)
-    checkpoint.save(drafter, out / "qk_norm", contract, {}, dtype=torch.float32)
-    text = {
-        "taps": torch.randn(1, PREFIX, 2 * 16),
-        "input_ids": torch.randint(0, 48, (1, PREFIX + DEPTHS)),
-        "embedding": target.embedding.detach().clone(),
-    }
-    save_file(text, out / "text.safetensors")
+    target = tiny_target(heads=4, key_value_heads=2)
+    make_one(target, out / "qk_norm", (1, 4), some_words(), {"qk_norm": True, "num_hidden_layers": 2})
+    write_text(target, out, 2)
 
 
 @torch.no_grad()

@@ -24,7 +24,6 @@ from eyas.show import faults, read_files, understand
 from eyas.show import show as show_drafter
 
 GGUF_ENGINES = ("llama.cpp",)  # these read one file, not a folder
-MADE_HERE = ("config.json", "provenance.json")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from eyas.results.verdict import (
     Verdict,
     exit_code,
     eyas_version,
+    graver_first,
     judge,
     too_few_records,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "bootstrap_ratio",
     "exit_code",
     "eyas_version",
+    "graver_first",
     "judge",
     "paired_difference",
     "too_few_records",

@@ -168,7 +168,7 @@ def eyas_version() -> str:
         return "0+unknown"
 
 
-def _graver_first(findings: Iterable[Finding]) -> list[Finding]:
+def graver_first(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
@@ -192,7 +192,7 @@ class CheckResult:
     @property
     def confident(self) -> bool:
         """The gravest finding is fatal or likely and nothing rivals it."""
-        first = next(iter(_graver_first(self.findings)), None)
+        first = next(iter(graver_first(self.findings)), None)
         return first is not None and first.severity != "note" and not first.rivals
 
     def to_json(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class CheckResult:
             },
             "accept_length": [length.to_json() for length in self.accept_length],
             "found": self.found,
-            "findings": [f.to_json() for f in _graver_first(self.findings)],
+            "findings": [f.to_json() for f in graver_first(self.findings)],
             "not_checked": [n.to_json() for n in self.not_checked],
             "expect": self.expect,
             "provenance": self.provenance,

@@ -17,7 +17,7 @@ from eyas.dialects.engines import Asked
 from eyas.dialects.meaning import Meaning
 from eyas.dialects.wiring import Files, TargetFacts, Wiring
 from eyas.engines.ask import Answer
-from eyas.results import SCHEMA, Evidence, Finding, eyas_version
+from eyas.results import SCHEMA, Evidence, Finding, eyas_version, graver_first
 from eyas.show import faults, keys, spelling
 from eyas.show.asked import over
 from eyas.show.record import wiring_json
@@ -77,7 +77,7 @@ def show(
         told = table if installed is None else over(installed, table)
         wirings += [table] if told is table else [table, told]
         findings += _disagreement(table, told) + judge(meant, told, files, host, one)
-    return Shown(name or checkpoint.name, meant, host, tuple(wirings), tuple(_grave_first(findings)), arguments or {})
+    return Shown(name or checkpoint.name, meant, host, tuple(wirings), tuple(graver_first(findings)), arguments or {})
 
 
 def read_files(checkpoint: Path) -> Files:
@@ -168,13 +168,6 @@ def _disagreement(table: Wiring, told: Wiring) -> list[Finding]:
             [Evidence("taps", faults.shown(told.taps), faults.shown(table.taps), "asked of the installed engine")],
         )
     ]
-
-
-_ORDER = {"fatal": 0, "likely": 1, "note": 2}
-
-
-def _grave_first(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: _ORDER[finding.severity])
 
 
 def _target_json(target: TargetFacts) -> dict[str, Any]:
