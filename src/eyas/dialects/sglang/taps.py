@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations, product
 from typing import Literal
 
 from packaging.version import Version
@@ -231,19 +232,20 @@ def nearest(how: Capture, n: int, taps: Sequence[int]) -> list[int] | None:
 
 
 def _moved(taps: Sequence[int], n: int) -> Iterable[tuple[int, ...]]:
-    """Lists by how far they are from ``taps``: one or two of them moved by one or two, then all of them together."""
+    """Lists by how far they are from ``taps``: up to four of them moved by one or two, then all of them together."""
     base = [min(max(t, 0), n) for t in taps]
-    yield tuple(base)
-    steps = (1, -1, 2, -2)
-    singles = [(i, s) for i in range(len(base)) for s in steps]
-    moves: list[tuple[tuple[int, int], ...]] = [(m,) for m in singles]
-    moves += [(a, b) for a in singles for b in singles if a[0] < b[0]]
+    moves = [
+        tuple(zip(which, steps, strict=True))
+        for several in range(min(len(base), 4) + 1)
+        for which in combinations(range(len(base)), several)
+        for steps in product((1, -1, 2, -2), repeat=several)
+    ]
     for move in sorted(moves, key=lambda m: sum(abs(s) for _, s in m)):
         moved = list(base)
         for i, step in move:
             moved[i] += step
         if len(set(moved)) == len(moved) and all(0 <= t <= n for t in moved):
             yield tuple(sorted(moved))
-    for step in (*steps, 3, -3):
+    for step in (1, -1, 2, -2, 3, -3):
         if all(0 <= t + step <= n for t in base):
             yield tuple(t + step for t in base)
