@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eyas import checkpoint, curve, provenance
-from eyas.checkpoint import Checkpoint, NotFinite
-from eyas.drafter import Drafter
+from eyas.check.case import Case
+from eyas.checkpoint import NotFinite
 from eyas.errors import CheckpointError
 from eyas.records import Record
 from eyas.results import (
@@ -29,6 +28,8 @@ from eyas.results import (
 )
 from eyas.target import Target
 
+__all__ = ["Case", "check", "wiring_doubts"]
+
 # Facts that the forward here has one value for: a drafter made for another one is not run as it was trained.
 RUN_HERE: Mapping[str, Any] = {
     "tap_state": "stream",
@@ -40,22 +41,6 @@ RUN_HERE: Mapping[str, Any] = {
     "window": None,
 }
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
-
-
-@dataclass
-class Case:
-    """What is known so far about one drafter."""
-
-    name: str
-    findings: list[Finding] = field(default_factory=list)
-    not_checked: list[NotChecked] = field(default_factory=list)
-    files: Checkpoint | None = None
-    drafter: Drafter | None = None
-    measured: curve.Measured | None = None
-
-    @property
-    def stopped(self) -> bool:
-        return any(f.severity == "fatal" for f in self.findings)
 
 
 def check(

@@ -1,0 +1,35 @@
+"""States of some records, tap by tap, wherever they come from: what a check works on.
+
+Letters: T positions, D target width, C taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from eyas.records import Record
+
+Tap = int | str
+"""A tap, in layers done; or the name of a stored tensor whose tap nobody could tell, such as ``hidden_states[2]``."""
+
+
+class Stock(Protocol):
+    @property
+    def records(self) -> Sequence[Record]: ...
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """All that can be asked for, in the order of the layers where it is known."""
+        ...
+
+    @property
+    def last(self) -> Tap | None:
+        """Which of them is tap n, before the final norm; None where the target's end is not here."""
+        ...
+
+    def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
+        """Taps of record ``index``, concatenated: [T, C*D], fp32."""
+        ...
