@@ -49,7 +49,7 @@ TRAINED, STORED, SERVED_IDS = (0, 3, 7), (0, 3, 7, 10), [2, 6, 9]
 SWAPS = {"0 and 3 swapped": (3, 0, 7), "3 and 7 swapped": (0, 7, 3), "0 and 7 swapped": (7, 3, 0)}
 SERVED = (3, 7, 10)
 RECORDS, HELD_OUT, NEW_TOKENS = 320, 32, 144
-SAMPLE_TOKENS = 300
+LONG, LONG_TOKENS = 16, 270  # the first of these is the stored sample
 
 
 # -- the target ------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def record(ids: Iterable[int], prompt: int, source: str) -> Record:
 
 def pieces(text: Sequence[int], count: int, seed: int) -> list[list[int]]:
     draw = random.Random(seed)
-    return [text[i : i + draw.randrange(10, 24)] for i in (draw.randrange(len(text) - 24) for _ in range(count))]
+    return [text[i : i + draw.randrange(24, 48)] for i in (draw.randrange(len(text) - 48) for _ in range(count))]
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
@@ -243,21 +243,21 @@ def accept_lengths(drafter: Drafter, target: Target, records: Sequence[Record]) 
 def main(out: Path) -> None:
     text = teach_target(out / "target")
     target = targets.load(str(out / "target"))
-    made = greedy(target, pieces(text, RECORDS, 1), NEW_TOKENS, "case")
+    long = greedy(target, pieces(text, LONG, 3), LONG_TOKENS, "case")
+    made = [*long, *greedy(target, pieces(text, RECORDS, 1), NEW_TOKENS, "case")]
     held_out = greedy(target, pieces(text, HELD_OUT, 2), NEW_TOKENS, "case")
     if not (out / "trained" / "config.json").exists():
         train_drafter(target, made, held_out, out / "trained")
     drafter = checkpoint.load(checkpoint.read(out / "trained"), target)
-    (sample,) = greedy(target, pieces(text, 1, 3), SAMPLE_TOKENS, "case")
 
     case = out / "case"
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(out / "target", case / "target")
     as_served(out / "trained", target, case / "drafter")
-    write_records(case / "train.jsonl", [sample, *made[:23]])
+    write_records(case / "train.jsonl", [long[0], *made[LONG : LONG + 23]])
     write_records(case / "heldout.jsonl", held_out)
     (case / "states").mkdir()
-    torch.save(states(target, sample), case / "states" / "sample_0.pt")
+    torch.save(states(target, long[0]), case / "states" / "sample_0.pt")
     measured = accept_lengths(drafter, target, held_out)
     (case / "measured.json").write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
 
