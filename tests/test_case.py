@@ -6,6 +6,7 @@ had: a target of DeepSeek-V3 layout, a drafter without a contract, records, and 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -28,7 +29,8 @@ from eyas.drafter import Drafter
 from eyas.records import KEYS, Record
 from eyas.target import Target
 
-CASE = Path(__file__).parent / "fixtures" / "drafters" / "tiny-deepseek-taps-0-3-7"
+ROOT = Path(__file__).resolve().parents[1]
+CASE = ROOT / "tests" / "fixtures" / "drafters" / "tiny-deepseek-taps-0-3-7"
 DRAFTER, TARGET, SAMPLE = CASE / "drafter", CASE / "target", CASE / "states" / "sample_0.pt"
 MEASURED = json.loads((CASE / "measured.json").read_text(encoding="utf-8"))
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -130,6 +132,24 @@ def test_the_checkpoint_is_as_the_team_had_it() -> None:
     assert torch.equal(offsets, tensors["t2d"].nonzero()[:, 0])
     assert len(set(tensors["d2t"].tolist())) < words, "read as ids, many draft tokens are one"
     assert torch.equal(tensors["embed_tokens.weight"], target().embedding.bfloat16())
+
+
+def test_the_recipe_is_of_this_target() -> None:
+    spec = importlib.util.spec_from_file_location("runs_case", ROOT / "runs" / "case.py")
+    assert spec is not None
+    assert spec.loader is not None
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    tokenizer, text = recipe.tokenizer_and_text()
+    committed = target().tokenizer
+    assert committed is not None
+    assert tokenizer.get_vocab() == committed.get_vocab()
+    assert committed.decode(text[:40]) == tokenizer.decode(text[:40])
+    ours, theirs = recipe.shape().to_dict(), target().config.to_dict()
+    unlike = {key for key in ours if ours[key] != theirs[key]}
+    assert unlike <= {"architectures", "dtype", "_name_or_path", "transformers_version"}
+    assert recipe.TRAINED == TRAINED
+    assert json.loads((DRAFTER / "config.json").read_text())["eagle_config"][IDS] == recipe.SERVED_IDS
 
 
 def test_it_is_small() -> None:
