@@ -22,11 +22,14 @@ from torch import Tensor
 import folders
 from eyas import checkpoint, curve, records, taps
 from eyas import target as targets
+from eyas.check import check
 from eyas.contract import declared
 from eyas.dialects import host, sglang, vllm
 from eyas.dialects.wiring import CannotExpress, Files, Launch, TargetFacts
 from eyas.drafter import Drafter
 from eyas.records import KEYS, Record
+from eyas.results import CheckResult
+from eyas.states.stock import Tap
 from eyas.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,3 +227,59 @@ def test_show_leaves_open_what_the_ids_leave_open(capsys: Capture) -> None:
     assert [e["taps"] for e in told["engines"]] == [[3, 7, 10], [3, 7, 10], [2, 6, 9], [2, 6, 9], [2, 6, 9]]
     assert "taps-ambiguous" in {f["cause"] for f in told["findings"]}
     assert all(f["severity"] == "note" or f["rivals"] for f in told["findings"]), "nothing here is proven"
+
+
+# -- what check finds ------------------------------------------------------------------------------------------
+
+
+class Stored:
+    """Stored tensors of some records, each tap where it is known to be."""
+
+    def __init__(self, samples: Sequence[Record], held: Sequence[Sequence[Tensor]], at: Sequence[int]) -> None:
+        self.records, self.taps, self.last = samples, tuple(at), None
+        self._held = [dict(zip(at, tensors, strict=True)) for tensors in held]
+
+    def states(self, index: int, wanted: Sequence[Tap]) -> Tensor:
+        return torch.cat([self._held[index][int(tap)].float() for tap in wanted], dim=-1)
+
+
+def store(of: Target, samples: Sequence[Record], at: Sequence[int]) -> Stored:
+    """Those taps of the target, in bf16 as the team kept them."""
+    held = []
+    for sample in samples:
+        ids = torch.from_numpy(sample.input_ids).long()[None]
+        tapped = taps.run(of, ids, torch.tensor([sample.seq_len]), at).taps[0].bfloat16()
+        held.append(tapped.split(of.hidden_size, dim=-1))
+    return Stored(samples, held, at)
+
+
+def named(result: CheckResult, trained: Sequence[int]) -> None:
+    """That a check is sure of the taps and the map, and of nothing else that would be wrong."""
+    told = json.loads(json.dumps(result.to_json()))
+    assert told["verdict"] == "miswired"
+    assert told["found"]["contract"]["taps"]["value"] == list(trained)
+    assert told["found"]["contract"]["vocab_map"]["value"] == "offsets"
+    assert [change["fact"] for change in told["found"]["changes"]] == ["taps"]
+    (grave,) = [f for f in told["findings"] if f["severity"] != "note"]
+    assert grave["cause"].startswith("taps-")
+    assert grave["rivals"] == []
+    tried = [v for p in told["sweep"]["passes"] for v in p["variants"] if v["facts"] == {"vocab_map": "ids"}]
+    assert tried
+    assert {v["outcome"] for v in tried} <= {"worse", "screened out"}
+
+
+def test_check_names_taps_and_map_from_one_stored_sample() -> None:
+    """Without the target's layers, and without its end among the states."""
+    (sample, *_) = records.read(CASE / "train.jsonl", vocab_size=target().vocab_size)
+    stock = Stored([sample], [torch.load(SAMPLE, weights_only=True)], STORED)
+    named(check(DRAFTER, targets.load_ends(str(TARGET)), [sample], states=stock), TRAINED)
+
+
+def test_check_names_them_from_several_samples() -> None:
+    samples = list(records.read(CASE / "train.jsonl", vocab_size=target().vocab_size, limit=8))
+    stock = store(target(), samples, STORED)
+    named(check(DRAFTER, targets.load_ends(str(TARGET)), samples, states=stock), TRAINED)
+
+
+def test_check_names_them_on_the_running_target() -> None:
+    named(check(DRAFTER, target(), held_out()[:8]), TRAINED)
