@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import folders
-from eyas import checkpoint, curve, records, taps
+from eyas import checkpoint, curve, records, resolve, taps
 from eyas import target as targets
 from eyas.check import check
 from eyas.contract import declared
@@ -283,3 +283,48 @@ def test_check_names_them_from_several_samples() -> None:
 
 def test_check_names_them_on_the_running_target() -> None:
     named(check(DRAFTER, target(), held_out()[:8]), TRAINED)
+
+
+# -- and on a real target --------------------------------------------------------------------------------------
+
+SMOLLM2 = ROOT / "tests" / "fixtures" / "drafters" / "smollm2-taps-0-2-15"
+SMOLLM2_TRAINED, SMOLLM2_SERVED = (0, 2, 15), (2, 15, 27)
+SMOLLM2_FACTS = TargetFacts("LlamaForCausalLM", 30, 576, 49152)
+
+
+def served_elsewhere(folder: Path) -> Path:
+    """The drafter of taps (0, 2, 15) without its contract, its keys written for taps (2, 15, 27)."""
+    folder.mkdir()
+    ours = json.loads((SMOLLM2 / "config.json").read_text())
+    ours.pop("eyas")
+    ours[IDS] = list(SMOLLM2_SERVED)
+    ours["eagle_config"] = {IDS: [t - 1 for t in SMOLLM2_SERVED], "use_aux_hidden_state": True}
+    (folder / "config.json").write_text(json.dumps(ours))
+    (folder / "model.safetensors").symlink_to(SMOLLM2 / "model.safetensors")
+    return folder
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("count", [1, 4])
+def test_check_names_the_taps_of_a_real_targets_drafter(tmp_path: Path, count: int) -> None:
+    """From one stored sample, the longest, and from several; tap 30 is stored of none."""
+    held = records.read(resolve.drafter("smollm2-eagle3") / "heldout.jsonl.gz", vocab_size=49152)
+    samples = sorted(held, key=lambda r: -r.n_response_tokens)[:count]
+    stock = store(targets.load("smollm2"), samples, (0, 2, 15, 27))
+    result = check(served_elsewhere(tmp_path / "drafter"), targets.load_ends("smollm2"), samples, states=stock)
+    named(result, SMOLLM2_TRAINED)
+
+
+def test_how_each_engine_is_told_the_taps_of_a_llama(tmp_path: Path) -> None:
+    """The embedding of a Llama could be had of SGLang from 0.5.22 on."""
+    now = json.loads((served_elsewhere(tmp_path / "drafter") / "config.json").read_text())
+    wanted, of = declared(taps=list(SMOLLM2_TRAINED)), SMOLLM2_FACTS
+    for version in (THEN, PATCHED, NEWEST):
+        assert sglang.wire(Files(now), of, launch(version)).taps == SMOLLM2_SERVED
+    for runner in ("v1", "v2"):
+        assert vllm.wire(Files(now), of, launch(vllm.VERSIONS[-1], runner)).taps == SMOLLM2_SERVED
+    for version in (THEN, PATCHED):
+        with pytest.raises(CannotExpress, match="TypeError"):
+            sglang.write(wanted, now, of, launch(version))
+    assert sglang.write(wanted, now, of, launch(NEWEST))["eagle_config"][IDS] == [-1, 1, 14]
+    assert vllm.write(wanted, now, of, launch(vllm.VERSIONS[-1]))[IDS] == [0, 2, 15]
