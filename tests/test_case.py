@@ -20,13 +20,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import folders
-from eyas import checkpoint, curve, records, taps
+from eyas import checkpoint, curve, records, resolve, taps
 from eyas import target as targets
+from eyas.check import check
 from eyas.contract import declared
 from eyas.dialects import host, sglang, vllm
 from eyas.dialects.wiring import CannotExpress, Files, Launch, TargetFacts
 from eyas.drafter import Drafter
 from eyas.records import KEYS, Record
+from eyas.results import CheckResult
+from eyas.states.stock import Tap
 from eyas.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,3 +227,104 @@ def test_show_leaves_open_what_the_ids_leave_open(capsys: Capture) -> None:
     assert [e["taps"] for e in told["engines"]] == [[3, 7, 10], [3, 7, 10], [2, 6, 9], [2, 6, 9], [2, 6, 9]]
     assert "taps-ambiguous" in {f["cause"] for f in told["findings"]}
     assert all(f["severity"] == "note" or f["rivals"] for f in told["findings"]), "nothing here is proven"
+
+
+# -- what check finds ------------------------------------------------------------------------------------------
+
+
+class Stored:
+    """Stored tensors of some records, each tap where it is known to be."""
+
+    def __init__(self, samples: Sequence[Record], held: Sequence[Sequence[Tensor]], at: Sequence[int]) -> None:
+        self.records, self.taps, self.last = samples, tuple(at), None
+        self._held = [dict(zip(at, tensors, strict=True)) for tensors in held]
+
+    def states(self, index: int, wanted: Sequence[Tap]) -> Tensor:
+        return torch.cat([self._held[index][int(tap)].float() for tap in wanted], dim=-1)
+
+
+def store(of: Target, samples: Sequence[Record], at: Sequence[int]) -> Stored:
+    """Those taps of the target, in bf16 as the team kept them."""
+    held = []
+    for sample in samples:
+        ids = torch.from_numpy(sample.input_ids).long()[None]
+        tapped = taps.run(of, ids, torch.tensor([sample.seq_len]), at).taps[0].bfloat16()
+        held.append(tapped.split(of.hidden_size, dim=-1))
+    return Stored(samples, held, at)
+
+
+def named(result: CheckResult, trained: Sequence[int]) -> None:
+    """That a check is sure of the taps and the map, and of nothing else that would be wrong."""
+    told = json.loads(json.dumps(result.to_json()))
+    assert told["verdict"] == "miswired"
+    assert told["found"]["contract"]["taps"]["value"] == list(trained)
+    assert told["found"]["contract"]["vocab_map"]["value"] == "offsets"
+    assert [change["fact"] for change in told["found"]["changes"]] == ["taps"]
+    (grave,) = [f for f in told["findings"] if f["severity"] != "note"]
+    assert grave["cause"].startswith("taps-")
+    assert grave["rivals"] == []
+    tried = [v for p in told["sweep"]["passes"] for v in p["variants"] if v["facts"] == {"vocab_map": "ids"}]
+    assert tried
+    assert {v["outcome"] for v in tried} <= {"worse", "screened out"}
+
+
+def test_check_names_taps_and_map_from_one_stored_sample() -> None:
+    """Without the target's layers, and without its end among the states."""
+    (sample, *_) = records.read(CASE / "train.jsonl", vocab_size=target().vocab_size)
+    stock = Stored([sample], [torch.load(SAMPLE, weights_only=True)], STORED)
+    named(check(DRAFTER, targets.load_ends(str(TARGET)), [sample], states=stock), TRAINED)
+
+
+def test_check_names_them_from_several_samples() -> None:
+    samples = list(records.read(CASE / "train.jsonl", vocab_size=target().vocab_size, limit=8))
+    stock = store(target(), samples, STORED)
+    named(check(DRAFTER, targets.load_ends(str(TARGET)), samples, states=stock), TRAINED)
+
+
+def test_check_names_them_on_the_running_target() -> None:
+    named(check(DRAFTER, target(), held_out()[:8]), TRAINED)
+
+
+# -- and on a real target --------------------------------------------------------------------------------------
+
+SMOLLM2 = ROOT / "tests" / "fixtures" / "drafters" / "smollm2-taps-0-2-15"
+SMOLLM2_TRAINED, SMOLLM2_SERVED = (0, 2, 15), (2, 15, 27)
+SMOLLM2_FACTS = TargetFacts("LlamaForCausalLM", 30, 576, 49152)
+
+
+def served_elsewhere(folder: Path) -> Path:
+    """The drafter of taps (0, 2, 15) without its contract, its keys written for taps (2, 15, 27)."""
+    folder.mkdir()
+    ours = json.loads((SMOLLM2 / "config.json").read_text())
+    ours.pop("eyas")
+    ours[IDS] = list(SMOLLM2_SERVED)
+    ours["eagle_config"] = {IDS: [t - 1 for t in SMOLLM2_SERVED], "use_aux_hidden_state": True}
+    (folder / "config.json").write_text(json.dumps(ours))
+    (folder / "model.safetensors").symlink_to(SMOLLM2 / "model.safetensors")
+    return folder
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("count", [1, 4])
+def test_check_names_the_taps_of_a_real_targets_drafter(tmp_path: Path, count: int) -> None:
+    """From one stored sample, the longest, and from several; tap 30 is stored of none."""
+    held = records.read(resolve.drafter("smollm2-eagle3") / "heldout.jsonl.gz", vocab_size=49152)
+    samples = sorted(held, key=lambda r: -r.n_response_tokens)[:count]
+    stock = store(targets.load("smollm2"), samples, (0, 2, 15, 27))
+    result = check(served_elsewhere(tmp_path / "drafter"), targets.load_ends("smollm2"), samples, states=stock)
+    named(result, SMOLLM2_TRAINED)
+
+
+def test_how_each_engine_is_told_the_taps_of_a_llama(tmp_path: Path) -> None:
+    """The embedding of a Llama could be had of SGLang from 0.5.22 on."""
+    now = json.loads((served_elsewhere(tmp_path / "drafter") / "config.json").read_text())
+    wanted, of = declared(taps=list(SMOLLM2_TRAINED)), SMOLLM2_FACTS
+    for version in (THEN, PATCHED, NEWEST):
+        assert sglang.wire(Files(now), of, launch(version)).taps == SMOLLM2_SERVED
+    for runner in ("v1", "v2"):
+        assert vllm.wire(Files(now), of, launch(vllm.VERSIONS[-1], runner)).taps == SMOLLM2_SERVED
+    for version in (THEN, PATCHED):
+        with pytest.raises(CannotExpress, match="TypeError"):
+            sglang.write(wanted, now, of, launch(version))
+    assert sglang.write(wanted, now, of, launch(NEWEST))["eagle_config"][IDS] == [-1, 1, 14]
+    assert vllm.write(wanted, now, of, launch(vllm.VERSIONS[-1]))[IDS] == [0, 2, 15]
