@@ -13,7 +13,8 @@ from typing import Any
 
 from eyas import checkpoint, curve, provenance
 from eyas.check.case import Case
-from eyas.checkpoint import NotFinite
+from eyas.check.prompts import look_at_prompts
+from eyas.checkpoint import NotFinite, TwoNorms
 from eyas.errors import CheckpointError
 from eyas.records import Record
 from eyas.results import (
@@ -53,9 +54,13 @@ def check(
     draft_tokens: int | None = None,
     expect: float = EXPECT,
     arguments: Mapping[str, object] | None = None,
+    evidence: Sequence[Callable[[Case], None]] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> CheckResult:
-    """Check the drafter in ``folder`` on its target and some records of the target's own text."""
+    """Check the drafter in ``folder`` on its target and some records of the target's own text.
+
+    ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
+    """
     began = time.perf_counter()
     case = Case(name or folder.name)
     read_files(case, folder, target)
@@ -63,8 +68,13 @@ def check(
         load_weights(case, target)
     if not case.stopped:
         compare_text_rules(case, manifest or {})
+        look_at_prompts(case, records, target.tokenizer, manifest)
         measure(case, target, records, draft_tokens, progress)
         judge_curves(case, expect)
+    if not evidence:
+        case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
+    for step in evidence:
+        step(case)
     return conclude(case, target, expect, arguments or {}, began)
 
 
@@ -96,6 +106,8 @@ def load_weights(case: Case, target: Target) -> None:
         )
     except CheckpointError as error:
         cause = "vocab-map-inconsistent" if "vocabulary map" in error.message else "checkpoint-unreadable"
+        if isinstance(error, TwoNorms):
+            cause = "later-norm-differs"
         case.findings.append(
             Finding(
                 cause,
@@ -147,7 +159,6 @@ def judge_curves(case: Case, expect: float) -> None:
     case.not_checked.append(
         NotChecked("variants", "the sweep over other readings of these files is not part of this check yet")
     )
-    case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
     if measured.walk is None:
         agreed, slots = measured.agreement
         share = agreed / slots if slots else 0.0
@@ -211,7 +222,7 @@ def wiring_doubts(case: Case) -> str | None:
         return "the contract describes other weights"
     if "target-differs" in causes:
         return "the drafter was trained on another target or other weights of it"
-    if texts := sorted(causes & {"template-differs", "tokenizer-differs"}):
+    if texts := sorted({f.cause for f in case.findings if f.kind == "prompt"} - {"text-loops"}):
         return f"the records are not cut or rendered as the training text was ({', '.join(texts)})"
     contract = files.contract
     if unlike := [f"{f} {contract[f]}" for f, here in RUN_HERE.items() if f in contract and contract[f] != here]:
