@@ -20,7 +20,7 @@ from eyas.records import Record
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n"
 USER = "<|im_start|>user\nwhat is it?<|im_end|>\n"
 ANSWER = "<|im_start|>assistant\n"
-THINKS = templates.CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n\\n</think>\\n\\n' }}")
+THINKS = templates.CHATML.replace("assistant\n' }}", "assistant\n<think>\n\n</think>\n\n' }}")
 
 
 def tokenizer(template: str | None = templates.CHATML) -> PreTrainedTokenizerFast:

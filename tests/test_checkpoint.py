@@ -443,7 +443,7 @@ def test_negative_ids_without_a_contract_are_a_finding(tmp_path: Path) -> None:
 
     edit_config(folder, change)
     finding = found(folder)["ids-odd"]
-    assert (finding.severity, finding.evidence[0].value) == ("fatal", [1, 2, -1])
+    assert (finding.severity, finding.evidence[0].value) == ("fatal", [-1, 1, 2])
 
 
 def test_weights_in_other_files_are_not_the_ones_hashed(tmp_path: Path) -> None:
