@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
-from eyas import checkpoint, objective
-from eyas.checkpoint import NotFinite, weights
+from eyas import checkpoint, objective, promised, starts
+from eyas.checkpoint import NotFinite, TwoNorms, weights
 from eyas.contract import Contract, declared
 from eyas.drafter import Drafter
 from eyas.errors import CheckpointError, EnvironmentFault
 from eyas.results import Finding
 from eyas.target import Target
+from eyas.vocab import DraftVocab
 
 torch.set_num_threads(1)
 
@@ -410,8 +411,63 @@ def test_either_name_is_enough_and_the_other_engine_is_warned_of(tmp_path: Path,
 def test_two_norms_that_differ_under_the_two_names_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d", tiny.drafter("llama", num_hidden_layers=2))
     edit_weights(folder, lambda tensors: tensors[SGLANG].add_(0.5))
-    with pytest.raises(CheckpointError, match=r"differ\. vLLM norms this layer with the second"):
+    with pytest.raises(TwoNorms, match=r"differ\. vLLM norms this layer with the second"):
         load(folder)
+
+
+def whole_vocabulary(folder: Path, head: str | None) -> Path:
+    """A drafter of the whole vocabulary without a head; ``head``: what its contract says, None for no contract."""
+    words = DraftVocab(torch.arange(tiny.VOCAB), tiny.VOCAB)
+    target = tiny.target("llama")
+    saved(folder, starts.random(target, starts.config_for(target, TAPS, len(words)), words, 0))
+    edit_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
+
+    def change(config: dict[str, Any]) -> None:
+        if head is None:
+            del config["eyas"]
+            config["draft_vocab_size"] = None
+        else:
+            config["eyas"]["contract"]["head"] = {"value": head, "origin": "declared"}
+
+    edit_config(folder, change)
+    return folder
+
+
+@pytest.mark.parametrize("head", ["target", None])
+def test_a_shared_head_is_the_targets(tmp_path: Path, head: str | None) -> None:
+    folder = whole_vocabulary(tmp_path / "d", head)
+    assert not {"head-missing", "weights-missing"} & set(found(folder))
+    assert torch.equal(load(folder).lm_head.weight, tiny.target("llama").head_weight)
+
+
+def test_a_head_that_is_not_said_to_be_shared_is_missing(tmp_path: Path) -> None:
+    assert found(whole_vocabulary(tmp_path / "d", "own"))["head-missing"].severity == "fatal"
+
+
+def test_negative_ids_without_a_contract_are_a_finding(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d")
+
+    def change(config: dict[str, Any]) -> None:
+        del config["eyas"]
+        config["eagle_aux_hidden_state_layer_ids"] = [1, 2, -1]
+        config.pop("eagle_config", None)
+
+    edit_config(folder, change)
+    finding = found(folder)["ids-odd"]
+    assert (finding.severity, finding.evidence[0].value) == ("fatal", [-1, 1, 2])
+
+
+def test_weights_in_other_files_are_not_the_ones_hashed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d")
+    digest = checkpoint.read(folder).weights_sha256
+    assert promised.weights_changed(folder, digest) is None
+    assert promised.weights_changed(folder, None) is None
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    changed = promised.weights_changed(folder, digest)
+    assert changed is not None
+    assert changed.evidence[0].value is None
+    (folder / "model-00001-of-00001.safetensors").unlink()
+    assert promised.weights_changed(folder, digest) is None
 
 
 # -- faults of the config -------------------------------------------------------------------------------------

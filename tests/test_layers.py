@@ -19,7 +19,7 @@ SRC = ROOT / "src" / "eyas"
 
 FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
-ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal"}
+ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal", "promised"}
 ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
 ROW_2 |= {"states", "drafter", "checkpoint", "gguf_export"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contract": FACTS,
     "inventory": FACTS,
     "results": FACTS,
+    "promised": FACTS | {"provenance", "results"},
     "dialects": FACTS | {"contract", "inventory"},
     "report": FACTS | {"results"},
     "fetch": FACTS | {"files", "provenance"},
@@ -65,7 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
     "variants": BELOW_3 | {"objective", "curve"},
-    "check": BELOW_3 | {"curve", "variants"},
+    "compare": BELOW_3,
+    "check": BELOW_3 | {"curve", "variants", "compare", "show", "bench"},
     "engines": FACTS | ROW_1,
     "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},

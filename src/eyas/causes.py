@@ -243,6 +243,8 @@ thinking-newline-extra: An extra newline stands after the thinking prefix.
   Make served and trained prompts equal token by token; diff the ids of one prompt.
 system-prompt-unseen: The served system prompt never occurred in training.
   Add records with this system prompt to training, or drop it.
+text-loops: Answers repeat themselves, and loops are easy to draft: a high accept length on them is no quality.
+  Measure on answers that do not loop; raise the length of answers or change the prompts.
 [precision]
 states-rotated: The target's states are rotated (Hadamard or other) against the ones trained on.
   Undo the rotation before the taps, fold it into fc.weight, or train on the rotated target.
@@ -269,6 +271,8 @@ handover-states-random: After a prefill/decode handover the first step is fed un
   Send the last taps along with the handover, or turn the prefill/decode split off.
 engine-cannot-express: This engine has no way to run the drafter as it was trained.
   Serve it with an engine that can (vLLM reads every switch), or train without what the finding names.
+engine-falls-short: The engine keeps fewer drafted tokens than these files can give with the same number drafted.
+  Compare what it wires (`eyas show CHECKPOINT --engine NAME==VERSION`), then serve the records' own prompts greedily.
 cache-drift: Acceptance sinks with uptime and a restart cures it: cache blocks are overwritten.
   Turn prefix caching off; if that holds, upgrade the engine and report the two settings.
 [flags]
@@ -325,6 +329,10 @@ log-damaged: Lines about speculation are cut or garbled and were left out.
   Take the engine's own log file instead of a terminal's copy.
 rates-at-different-k: Rates measured with different numbers of drafted tokens are compared.
   Measure both with the same number of drafted tokens.
+observed-agrees: The engine's log agrees with what these files give.
+  Change nothing in the engine; whatever is low is low in the drafter.
+observed-exceeds: The engine's log shows more than these files give on these records.
+  Look at the served text (loops are easy to draft), and check on records of that text.
 [quality]
 quality-low: Nothing is miswired; the drafter simply guesses seldom right.
   Train longer or on more of the target's own answers, then check again.

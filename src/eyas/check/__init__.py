@@ -18,7 +18,8 @@ from eyas import checkpoint, curve, provenance, variants
 from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
 from eyas.check.losses import losses
-from eyas.checkpoint import NotFinite
+from eyas.check.prompts import look_at_prompts
+from eyas.checkpoint import NotFinite, TwoNorms
 from eyas.errors import CheckpointError
 from eyas.records import Record
 from eyas.results import (
@@ -64,6 +65,7 @@ def check(
     sweeping: Sweeping = "auto",
     limits: variants.Limits = variants.Limits(),  # noqa: B008 - frozen
     arguments: Mapping[str, object] | None = None,
+    evidence: Sequence[Callable[[Case], None]] = (),
     progress: Callable[[int], None] = lambda done: None,
     tried: Callable[[str], None] = lambda what: None,
 ) -> CheckResult:
@@ -72,6 +74,7 @@ def check(
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
     the stock. ``sweeping``: whether other readings of the files are tried; "auto" does where anything speaks for it.
     ``progress`` hears the records walked, ``tried`` the readings.
+    ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
     """
     began = time.perf_counter()
     case = Case(name or folder.name)
@@ -80,6 +83,7 @@ def check(
         load_weights(case, target)
     if not case.stopped:
         compare_text_rules(case, manifest or {})
+        look_at_prompts(case, records, target.tokenizer, manifest)
         stock = states or LiveStock(target, held(records, target, limits))
         measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
         judge_curves(case)
@@ -89,6 +93,10 @@ def check(
             why = "the contract is whole and the curve is as expected" if sweeping == "auto" else "--quick"
             case.not_checked.append(NotChecked("variants", f"{why}; --sweep tries other readings of these files"))
         judge_worth(case, expect)
+    if not evidence:
+        case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
+    for step in evidence:
+        step(case)
     return conclude(case, target, expect, arguments or {}, began)
 
 
@@ -120,8 +128,11 @@ def load_weights(case: Case, target: Target) -> None:
         )
         return
     except CheckpointError as error:
+        cause = "later-norm-differs" if isinstance(error, TwoNorms) else "checkpoint-unreadable"
         case.findings.append(
-            Finding("checkpoint-unreadable", "fatal", error.message, [Evidence("loading", str(error), "", case.name)])
+            Finding(
+                cause, "fatal", error.message, [Evidence("loading", str(error), "loads", case.name)], fix=error.way_out
+            )
         )
         return
     case.maps = vocabulary.read(tensors, target)
@@ -233,7 +244,6 @@ def judge_curves(case: Case) -> None:
     measured = case.measured
     if measured is None:
         return
-    case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
     if measured.walk is None:
         agreed, slots = measured.agreement
         share = agreed / slots if slots else 0.0
@@ -305,7 +315,7 @@ def wiring_doubts(case: Case) -> str | None:
             return "the contract describes other weights"
     if "target-differs" in causes:
         return "the drafter was trained on another target or other weights of it"
-    if texts := sorted(causes & {"template-differs", "tokenizer-differs"}):
+    if texts := sorted({f.cause for f in case.findings if f.kind == "prompt"} - {"text-loops"}):
         return f"the records are not cut or rendered as the training text was ({', '.join(texts)})"
     contract = files.contract
     if contract is None:

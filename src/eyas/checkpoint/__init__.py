@@ -9,6 +9,7 @@ from eyas.checkpoint.findings import inspect
 from eyas.checkpoint.folder import Checkpoint, expected_shapes, read, shape_for
 from eyas.checkpoint.weights import (
     NotFinite,
+    TwoNorms,
     every_tensor,
     finite_tensors,
     load,
@@ -21,6 +22,7 @@ from eyas.checkpoint.weights import (
 __all__ = [
     "Checkpoint",
     "NotFinite",
+    "TwoNorms",
     "every_tensor",
     "expected_shapes",
     "finite_tensors",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from eyas import provenance
-from eyas.checkpoint.folder import EMBEDDING, Checkpoint, expected_shapes, twins
+from eyas import promised
+from eyas.checkpoint.folder import EMBEDDING, HEAD, Checkpoint, expected_shapes, shares_head, twins
 from eyas.dialects import layouts, rope, sglang, vllm
 from eyas.drafter import SWITCHES
 from eyas.results import Evidence, Finding
@@ -24,6 +23,8 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
     findings = []
     reduced = shape.draft_vocab_size < shape.vocab_size
     missing = [n for n in wanted if n not in there and n != "t2d" and (n != "d2t" or reduced)]
+    if HEAD in missing and shares_head(checkpoint) and (target is None or target.hidden_size == shape.hidden_size):
+        missing.remove(HEAD)
     findings += [_missing(cause, names, name) for cause, names in _by_cause(missing).items()]
     wrong = [n for n in wanted if n in there and there[n].shape != wanted[n]]
     if wrong:
@@ -139,7 +140,17 @@ def _fits(checkpoint: Checkpoint, target: Target) -> list[Finding]:
                 [Evidence("target vocabulary", target.vocab_size, shape.vocab_size, "config.json")],
             )
         )
-    if max(shape.taps) > target.num_layers:
+    if min(shape.taps) < 0:
+        findings.append(
+            Finding(
+                "ids-odd",
+                "fatal",
+                f"The layer ids read as taps {list(shape.taps)}; no engine counts layers from the end, so which states "
+                "were meant cannot be told.",
+                [Evidence("taps", list(shape.taps), f"0 to {target.num_layers}", "config.json")],
+            )
+        )
+    elif max(shape.taps) > target.num_layers:
         findings.append(
             Finding(
                 "taps-too-few",
@@ -233,22 +244,9 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
                     [Evidence(fact, stated[fact], value, "config.json")],
                 )
             )
-    if checkpoint.weights_sha256 and checkpoint.weights_sha256 != _weights_sha256(checkpoint.folder):
-        findings.append(
-            Finding(
-                "weights-changed",
-                "note",
-                "The weights are not those the contract was written for; every fact in it is only inferred.",
-                [
-                    Evidence(
-                        "sha256 of model.safetensors",
-                        _weights_sha256(checkpoint.folder),
-                        checkpoint.weights_sha256,
-                        "contract",
-                    )
-                ],
-            )
-        )
+    changed = promised.weights_changed(checkpoint.folder, checkpoint.weights_sha256)
+    if changed is not None:
+        findings.append(changed)
     return findings
 
 
@@ -268,8 +266,3 @@ def readings(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, 
         if config.get(_IDS) is None:  # vLLM's V1 runner takes them as they stand then
             readings["SGLang"].append(list(inner))
     return readings
-
-
-def _weights_sha256(folder: Path) -> str | None:
-    single = folder / "model.safetensors"
-    return provenance.sha256_file(single) if single.exists() else None

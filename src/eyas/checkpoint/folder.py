@@ -19,6 +19,7 @@ from eyas.errors import CheckpointError
 from eyas.target import Target
 
 EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,17 @@ def _taps(config: dict[str, Any], contract: Contract | None, fc: tuple[int, ...]
 def _names_taps(config: dict[str, Any]) -> bool:
     inner = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     return bool(config.get("eagle_aux_hidden_state_layer_ids") or inner)
+
+
+def shares_head(checkpoint: Checkpoint) -> bool:
+    """Whether a folder without a head says that the target's speaks: the vocabularies are equal, as vLLM asks, and the
+    contract says so, or without one no size of a draft vocabulary is given, as SGLang asks."""
+    shape, contract = checkpoint.shape, checkpoint.contract
+    if HEAD in checkpoint.tensors or shape.draft_vocab_size != shape.vocab_size:
+        return False
+    if contract is not None and "head" in contract:
+        return bool(contract["head"] == "target")
+    return checkpoint.config.get("draft_vocab_size") is None
 
 
 def shape_for(checkpoint: Checkpoint, target: Target) -> DrafterConfig:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas import files, inventory, provenance, vocab
 from eyas.checkpoint.findings import inspect
-from eyas.checkpoint.folder import Checkpoint, expected_shapes, shape_for, twins
+from eyas.checkpoint.folder import HEAD, Checkpoint, expected_shapes, shape_for, shares_head, twins
 from eyas.contract import Contract
 from eyas.dialects import hf, layouts
 from eyas.drafter import Drafter
@@ -44,17 +44,20 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     _one_norm_under_two_names(checkpoint, tensors)
     drafter = Drafter(shape, words, None if shape.own_embedding else target.embedding)
     weights = {n: t.float() for n, t in tensors.items() if n not in MAPS and n not in twins(shape)}
+    if shares_head(checkpoint):
+        weights[HEAD] = target.head_weight.detach().cpu().float()
     drafter.load_state_dict(weights, strict=True)
     return drafter.to(target.device).eval()
 
 
 def finite_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors of the files by our names, used or not. Raises NotFinite, and CheckpointError where they
-    cannot be read."""
+    """All tensors of the files by our names, used or not. Raises NotFinite, TwoNorms, and CheckpointError where
+    they cannot be read."""
     tensors, _ = every_tensor(checkpoint.folder)
     for theirs, ours in twins(checkpoint.shape).items():
         if ours not in tensors and theirs in tensors:
             tensors[ours] = tensors[theirs]
+    _one_norm_under_two_names(checkpoint, tensors)
     _require_finite(tensors, checkpoint.folder.name)
     return tensors
 
@@ -83,11 +86,15 @@ def _ascending(tensors: dict[str, Tensor]) -> None:
 def _one_norm_under_two_names(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> None:
     for theirs, ours in twins(checkpoint.shape).items():
         if theirs in tensors and not torch.equal(tensors[theirs], tensors[ours]):
-            raise CheckpointError(
+            raise TwoNorms(
                 f"{checkpoint.folder.name}: {theirs} and {ours} differ. vLLM norms this layer with the second and "
                 "SGLang with the first, so each would run another drafter.",
                 way_out="Keep the one that was trained and write it under both names.",
             )
+
+
+class TwoNorms(CheckpointError):
+    """A later layer's norm stands under two names with two values."""
 
 
 class NotFinite(CheckpointError):

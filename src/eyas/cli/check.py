@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from eyas.cli import common
+
+if TYPE_CHECKING:
+    from eyas.check import Case
 
 HELD_OUT = "heldout.jsonl.gz"  # records that travel with a checkpoint
 
@@ -38,6 +43,17 @@ def check(
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="weak", help="Exit 1 on a weak drafter too.")
     ] = None,
+    observed: Annotated[
+        str | None,
+        typer.Option("--observed", metavar="LOG", help="An engine's log, metrics page or its address, as `eyas read`."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", "-e", metavar="NAME[==VERSION]", help="Engine that will serve it.")
+    ] = None,
+    runner: Annotated[Literal["v1", "v2"] | None, typer.Option(help="vLLM's runner; default: both.")] = None,
+    flags: Annotated[
+        str | None, typer.Option(help="Flags the engine is started with, as one quoted string; needs --engine.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
     json: common.JsonOption = None,
 ) -> None:
@@ -55,6 +71,7 @@ def check(
         raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
+    beside = _beside(observed, engine, runner, flags, target)
     folder = resolve.drafter(checkpoint)
     file = records or folder / HELD_OUT
     if records is None and not file.exists():
@@ -71,6 +88,9 @@ def check(
         "dtype": dtype,
         "records": file.name,
         "limit": limit,
+        "observed": observed,
+        "engine": engine,
+        "flags": flags,
     }
     with common.checking(f"walking {len(chosen)} records", len(chosen)) as (progress, tried):
         result = check_drafter(
@@ -83,6 +103,7 @@ def check(
             expect=expect,
             sweeping="never" if quick else "always" if sweep else "auto",
             arguments=arguments,
+            evidence=beside,
             progress=progress,
             tried=tried,
         )
@@ -92,3 +113,34 @@ def check(
         files.write_text(html, page.check_page([told]))
     terminal.print_check(told, common.console_for(json))
     sys.exit(exit_code(result.verdict, fail_on == "weak"))
+
+
+def _beside(
+    observed: str | None, engine: str | None, runner: Literal["v1", "v2"] | None, flags: str | None, target: str
+) -> list[Callable[[Case], None]]:
+    """Steps about what lies beside the files: the engine asked about, its log. A log that says nothing stops here."""
+    from eyas import resolve
+    from eyas.check.engine import judge_engine
+    from eyas.check.observed import judge_observed
+    from eyas.cli import read
+    from eyas.dialects import engines, host
+    from eyas.errors import UsageError
+
+    if engine is None and (runner or flags):
+        raise UsageError(
+            f"{'--flags' if flags else '--runner'} speaks of an engine and none was named.",
+            way_out="Name it with --engine NAME[==VERSION].",
+        )
+    steps: list[Callable[[Case], None]] = []
+    if engine is not None:
+        try:
+            words = tuple(shlex.split(flags or ""))
+        except ValueError as error:
+            raise UsageError(f"--flags {flags!r} cannot be split: {error}.", way_out="Close its quotes.") from error
+        engines.asked(engine, runner, words)
+        known = host.read(resolve.target_config(target))
+        steps.append(lambda case: judge_engine(case, engine, runner, words, known))
+    if observed is not None:
+        reading = read.reading(observed)
+        steps.append(lambda case: judge_observed(case, reading.observed, reading.findings))
+    return steps

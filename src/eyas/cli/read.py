@@ -33,19 +33,20 @@ def read(
     from eyas.report import observed
     from eyas.results import SCHEMA, eyas_version
 
-    readings = [_read(source) for source in sources]
+    readings = [reading(source) for source in sources]
     told = {
         "schema": SCHEMA,
         "eyas": eyas_version(),
-        "observed": [counts.to_json() for reading in readings for counts in reading.observed],
-        "findings": [finding.to_json() for reading in readings for finding in reading.findings],
+        "observed": [counts.to_json() for one in readings for counts in one.observed],
+        "findings": [finding.to_json() for one in readings for finding in one.findings],
     }
     common.write_result(told, json)
     observed.print_observed(told, common.console_for(json))
     sys.exit(int(any(finding["severity"] != "note" for finding in told["findings"])))  # type: ignore[attr-defined]
 
 
-def _read(source: str) -> Reading:
+def reading(source: str) -> Reading:
+    """What a file, an address or standard input says of speculation."""
     from eyas.engines import scrape
     from eyas.engines.scrape import page
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eyas import inventory, provenance
+from eyas import inventory, promised, provenance
 from eyas.contract import Contract, Fact
 from eyas.dialects import engines, hf, layouts, meaning
 from eyas.dialects.engines import Asked
@@ -88,19 +88,10 @@ def read_files(checkpoint: Path) -> Files:
 def understand(files: Files, checkpoint: Path, target: TargetFacts | None) -> tuple[Meaning, list[Finding]]:
     """The contract the files declare or imply. Declared of other weights than these, it is only inferred."""
     meant = doubted(meaning.meaning(files, target, checkpoint.name))
-    _, promised = hf.read_contract(files.config, checkpoint.name)
-    weights = checkpoint / "model.safetensors"
-    if promised is None or not weights.is_file():
+    _, digest = hf.read_contract(files.config, checkpoint.name)
+    changed = promised.weights_changed(checkpoint, digest)
+    if changed is None:
         return meant, []
-    actual = provenance.sha256_file(weights)
-    if actual == promised:
-        return meant, []
-    changed = Finding(
-        "weights-changed",
-        "note",
-        "The weights are not those the contract was written for; every fact in it is only inferred.",
-        [Evidence("sha256 of model.safetensors", actual, promised, "contract")],
-    )
     return replace(meant, contract=meant.contract.with_origin("inferred")), [changed]
 
 

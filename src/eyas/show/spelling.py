@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eyas.contract import Contract
@@ -38,9 +38,21 @@ def fixer(
         speaking = [c for c in changes if any(word in c[0] for word in _SPEAKS_OF.get(fact, ()))]
         if not changes:
             return None
-        return "In config.json " + "; ".join(_sentence(*change) for change in speaking or changes) + "."
+        return _in_words(speaking or changes)
 
     return fix
+
+
+def in_full(
+    dialect: EngineDialect, contract: Contract, config: Mapping[str, Any], target: TargetFacts, launch: Launch
+) -> str:
+    """All that is to be changed in ``config`` so that this engine wires ``contract``. Raises CannotExpress."""
+    changes = list(_changes(config, dialect.write(contract, config, target, launch)))
+    return _in_words(changes) if changes else "config.json says it already."
+
+
+def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    return "In config.json " + "; ".join(_sentence(*change) for change in changes) + "."
 
 
 def _changes(now: Mapping[str, Any], written: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
