@@ -29,6 +29,7 @@ from eyas.dialects.wiring import CannotExpress, Files, Launch, TargetFacts
 from eyas.drafter import Drafter
 from eyas.records import KEYS, Record
 from eyas.results import CheckResult
+from eyas.states.embedded import with_embedding
 from eyas.states.stock import Tap
 from eyas.target import Target
 
@@ -279,6 +280,22 @@ def test_check_names_them_from_several_samples() -> None:
     samples = list(records.read(CASE / "train.jsonl", vocab_size=target().vocab_size, limit=8))
     stock = store(target(), samples, STORED)
     named(check(DRAFTER, targets.load_ends(str(TARGET)), samples, states=stock), TRAINED)
+
+
+def test_without_a_stored_embedding_the_targets_own_is_there() -> None:
+    """The taps it was served with, stored: what it was trained on is among them only with the target's embedding."""
+    samples = list(records.read(CASE / "train.jsonl", vocab_size=target().vocab_size, limit=1))
+    ends = targets.load_ends(str(TARGET))
+    stock = store(target(), samples, SERVED)
+    whole = with_embedding(stock, ends)
+    assert whole.taps == (0, *SERVED)
+    ids = torch.from_numpy(samples[0].input_ids).long()[None]
+    run = taps.run(target(), ids, torch.tensor([samples[0].seq_len]), STORED).taps[0]
+    assert torch.equal(
+        whole.states(0, (7, 0, 3)).bfloat16(), torch.cat([run.split(64, -1)[i] for i in (2, 0, 1)], -1).bfloat16()
+    )
+    assert with_embedding(whole, ends) is whole
+    named(check(DRAFTER, ends, samples, states=stock), TRAINED)
 
 
 def test_check_names_them_on_the_running_target() -> None:

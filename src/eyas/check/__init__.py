@@ -32,6 +32,7 @@ from eyas.results import (
     judge,
     too_few_records,
 )
+from eyas.states.embedded import with_embedding
 from eyas.states.live import LiveStock, bytes_needed
 from eyas.states.stock import Stock
 from eyas.target import Target
@@ -84,7 +85,7 @@ def check(
     if not case.stopped:
         compare_text_rules(case, manifest or {})
         look_at_prompts(case, records, target.tokenizer, manifest)
-        stock = states or LiveStock(target, held(records, target, limits))
+        stock = with_embedding(states, target) if states else LiveStock(target, held(records, target, limits))
         measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
         judge_curves(case)
         if wanted(case, sweeping, expect, states is not None):
