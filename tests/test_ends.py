@@ -105,3 +105,40 @@ def test_int4_against_every_element(asymmetric: bool) -> None:
     found = target_ends.unpack_int4(packed, scales, [16, 64], down if asymmetric else None)
     expected = [[(values[i, j] - zeros[i, j // 32]) * scales[i, j // 32] for j in range(64)] for i in range(16)]
     assert torch.equal(found, torch.tensor(expected))
+
+
+def quantised(folder: Path, stem: str, parts: dict[str, torch.Tensor], method: str = "any") -> None:
+    """``stem`` of the target in ``folder`` stored as ``parts``, all else in one file."""
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+        file.unlink()
+    (folder / target_ends.INDEX).unlink(missing_ok=True)
+    del tensors[f"{stem}.weight"]
+    save_file(tensors | {f"{stem}.{n}": t for n, t in parts.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+
+
+@pytest.mark.parametrize("scales", ["tensor", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_a_quantised_head_is_its_values_times_its_scales(tmp_path: Path, scales: str, dtype: torch.dtype) -> None:
+    whole = sharded(tmp_path, "llama")
+    stored = (torch.randn(whole.vocab_size, whole.hidden_size) * 20).to(dtype)
+    scale = torch.rand(whole.vocab_size, 1) + 0.1 if scales == "channel" else torch.tensor(0.3)
+    quantised(tmp_path, "lm_head", {"weight": stored, "weight_scale": scale})
+    assert torch.equal(targets.load_ends(str(tmp_path)).head_weight, stored.float() * scale)
+
+
+def test_unknown_numbers_and_nan_are_said(tmp_path: Path) -> None:
+    whole = sharded(tmp_path, "llama")
+    words = torch.zeros(whole.vocab_size, 6, dtype=torch.int32)
+    quantised(tmp_path, "lm_head", {"weight": words}, "exotic")
+    with pytest.raises(TargetError, match=r"lm_head .* int32 .* 'exotic'"):
+        targets.load_ends(str(tmp_path))
+    quantised(tmp_path, "lm_head", {"weight": torch.full((whole.vocab_size, whole.hidden_size), torch.nan)})
+    with pytest.raises(TargetError, match="lm_head .* holds NaN"):
+        targets.load_ends(str(tmp_path))
+    quantised(tmp_path, "lm_head", {"weight": torch.zeros(whole.vocab_size - 1, whole.hidden_size)})
+    with pytest.raises(TargetError, match=r"head .* \[210, 48\], \[211, 48\] was expected"):
+        targets.load_ends(str(tmp_path))

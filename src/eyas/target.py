@@ -254,9 +254,10 @@ def load_ends(
 ) -> Target:
     """The same target without its decoder layers: embedding, final norm, head, configuration and tokenizer.
 
-    A folder whose architecture transformers does not know, that is quantised or lacks shards is read by name
-    (``target_ends``), and none of its code runs. Any other is read as a model of no layers at all, so transformers finds, renames, ties and casts the three as ever and
-    no other tensor leaves the disk (of a hub id all files are fetched). Its ``decoder`` raises UsageError.
+    A folder whose architecture transformers does not know, that is quantised, or that lacks shards is read by name
+    (``target_ends``): only the shards that hold the three are opened and none of its code runs. Any other is read as
+    a model of no layers at all, so transformers finds, renames, ties and casts the three as ever and no other tensor
+    leaves the disk (of a hub id all files are fetched). Its ``decoder`` raises UsageError.
     """
     where = placement.require(device)
     source = resolve.target(spec)

@@ -38,6 +38,7 @@ NORMS = ("norm", "final_layernorm", "ln_f")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head", "model.language_model.lm_head")
 ONE_PLUS = ("gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next")  # model types whose norm stores the gain minus 1
 UNKNOWN_NORM = ("nemotron",)  # LayerNorm of 1 + w
+TIED = ("gemma", "cohere")  # model types tied unless their config says otherwise
 PARTS = ("weight_scale_inv", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 FP8_BLOCK = (128, 128)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -111,7 +112,9 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     norm_name = _named(where, norms, "final norm", folder)
     quantisation = whole.get("quantization_config") or text.get("quantization_config") or {}
     embedding = _weight(folder, where, embedding_name, quantisation).to(dtype)
-    tied = whole.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    tied = whole.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    if tied is None:  # a config leaves out what is its class's default
+        tied = str(text.get("model_type", "")).startswith(TIED)
     head = embedding
     if not tied or any(f"{h}.weight" in where or f"{h}.weight_packed" in where for h in HEADS):
         head_name = _named(where, list(HEADS), "head", folder)
