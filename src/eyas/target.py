@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from eyas import placement, resolve, target_ends
@@ -264,7 +265,14 @@ def load_ends(
     place = materialise(source)
     if not trust_remote_code and by_name(Path(place)):
         ends, told_config = target_ends.read(Path(place), dtype)
-        return _target(source, place, ends.to(where), told_config, False, ends_only=True)
+        return Target(
+            spec=spec,
+            folder=Path(place),
+            model=ends.to(where).requires_grad_(False),
+            tokenizer=_tokenizer_without_code(place, spec),
+            config=told_config,
+            ends_only=True,
+        )
     with quiet(), explained(spec):
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         text = copy.deepcopy(config.get_text_config())
@@ -278,6 +286,17 @@ def load_ends(
         )
     require_whole(spec, told)
     return _target(source, place, model.to(where), text, trust_remote_code, ends_only=True)
+
+
+def _tokenizer_without_code(place: str, spec: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer as far as files alone give it; None where it is code of the target's own."""
+    try:
+        return tokenizer_at(place, spec)
+    except (TargetError, OSError, ValueError, KeyError):
+        if not (Path(place) / "tokenizer.json").is_file():
+            return None
+        with quiet(), explained(spec):
+            return PreTrainedTokenizerFast.from_pretrained(place)  # type: ignore[no-any-return]
 
 
 def by_name(folder: Path) -> bool:

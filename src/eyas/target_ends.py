@@ -128,7 +128,7 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     bias = _tensor(folder, where, f"{norm_name}.bias").to(dtype) if f"{norm_name}.bias" in where else None
     linear = nn.Linear(1, 1, bias=False)
     linear.weight = nn.Parameter(head, requires_grad=False)
-    table = nn.Embedding.from_pretrained(embedding, freeze=True)
+    table = nn.Embedding(*embedding.shape, _weight=embedding, _freeze=True)
     if head is embedding:
         linear.weight = table.weight
     name = str((whole.get("architectures") or ["Ends"])[0])
@@ -200,7 +200,7 @@ def _weight(folder: Path, where: Mapping[str, str], stem: str, quantisation: Map
             way_out="Known: fp8 with block, channel or tensor scales, int8, and int4 packed by compressed-tensors.",
         ) from error
     # row blocks: a mask of the whole would be a copy of it
-    if not all(bool(torch.isfinite(b).all()) for b in weight.split(8192)):
+    if not all(bool(torch.isfinite(b).all()) for b in torch.split(weight, 8192)):
         raise TargetError(f"{stem} of {folder} holds NaN or infinite values.", way_out="Fetch its shard again.")
     return weight
 
