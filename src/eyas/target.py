@@ -296,7 +296,7 @@ def _tokenizer_without_code(place: str, spec: str) -> PreTrainedTokenizerBase | 
         if not (Path(place) / "tokenizer.json").is_file():
             return None
         with quiet(), explained(spec):
-            return PreTrainedTokenizerFast.from_pretrained(place)  # type: ignore[no-any-return]
+            return PreTrainedTokenizerFast.from_pretrained(place)
 
 
 def by_name(folder: Path) -> bool:

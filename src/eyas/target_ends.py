@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from eyas.errors import CheckpointError, TargetError
@@ -40,6 +39,17 @@ ONE_PLUS = ("gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next")  # model t
 UNKNOWN_NORM = ("nemotron",)  # LayerNorm of 1 + w
 TIED = ("gemma", "cohere")  # model types tied unless their config says otherwise
 PARTS = ("weight_scale_inv", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+}
 FP8_BLOCK = (128, 128)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -128,7 +138,7 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     bias = _tensor(folder, where, f"{norm_name}.bias").to(dtype) if f"{norm_name}.bias" in where else None
     linear = nn.Linear(1, 1, bias=False)
     linear.weight = nn.Parameter(head, requires_grad=False)
-    table = nn.Embedding(*embedding.shape, _weight=embedding, _freeze=True)
+    table = nn.Embedding(embedding.shape[0], width, _weight=embedding, _freeze=True)
     if head is embedding:
         linear.weight = table.weight
     name = str((whole.get("architectures") or ["Ends"])[0])
@@ -285,12 +295,20 @@ def _tensor(folder: Path, where: Mapping[str, str], name: str) -> Tensor:
         raise TargetError(
             f"{path} has no {name}, though the index places it there.", way_out="Fetch index and shard again."
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise TargetError(f"{path} cannot be read: {error}.", way_out="Fetch it again.") from error
+    return _bytes_of(path, name)
+
+
+def _bytes_of(path: Path, name: str) -> Tensor:
+    """One tensor, its bytes alone read: mapping the whole shard fails where memory may not be overcommitted."""
+    with open(path, "rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        entry = json.loads(handle.read(length))[name]
+        if entry["dtype"] not in DTYPES:
+            raise TargetError(f"{name} in {path} is of dtype {entry['dtype']}.", way_out=f"Known: {', '.join(DTYPES)}.")
+        begin, end = entry["data_offsets"]
+        handle.seek(8 + length + begin)
+        held = bytearray(handle.read(end - begin))
+    return torch.frombuffer(held, dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _header(path: Path) -> Mapping[str, object]:
