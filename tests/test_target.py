@@ -259,7 +259,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("load", [targets.load, targets.load_ends, targets.load_text_side, targets.describe])
+@pytest.mark.parametrize("load", [targets.load, targets.load_text_side, targets.describe])
 def test_code_that_comes_with_a_target_is_run_only_when_asked(
     own: Path, tmp_path: Path, load: Callable[..., object]
 ) -> None:

@@ -15,14 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
-from eyas import placement, resolve
+from eyas import placement, resolve, target_ends
 from eyas.errors import TargetError, UsageError
 from eyas.placement import DeviceMap, device_of, weight_of
 from eyas.unpack import explained, materialise, quiet
@@ -111,12 +113,16 @@ class Target:
             return gain.float().to(self.device)
 
     def logits(self, normed: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Final-normed states [..., D] -> logits [..., V] or of ``ids`` [W] alone, soft cap included."""
+        """Final-normed states [..., D] -> logits [..., V] or of ``ids`` [W] alone, scale and soft cap included."""
         head = self.head
         if ids is None:
             logits: Tensor = head(normed)
         else:
             logits = F.linear(normed, head.weight[ids], None if head.bias is None else head.bias[ids])
+        if scale := getattr(self.config, "logits_scaling", None):  # Granite
+            logits = logits / scale
+        if scale := getattr(self.config, "logit_scale", None):  # Cohere
+            logits = logits * scale
         cap = getattr(self.config, "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -249,12 +255,24 @@ def load_ends(
 ) -> Target:
     """The same target without its decoder layers: embedding, final norm, head, configuration and tokenizer.
 
-    It is read as a model of no layers at all, so transformers finds, renames, ties and casts the three as ever and
-    no other tensor leaves the disk (of a hub id all files are fetched). Its ``decoder`` raises UsageError.
+    A folder whose architecture transformers does not know, that is quantised, or that lacks shards is read by name
+    (``target_ends``): only the shards that hold the three are opened and none of its code runs. Any other is read as
+    a model of no layers at all, so transformers finds, renames, ties and casts the three as ever and no other tensor
+    leaves the disk (of a hub id all files are fetched). Its ``decoder`` raises UsageError.
     """
     where = placement.require(device)
     source = resolve.target(spec)
     place = materialise(source)
+    if not trust_remote_code and by_name(Path(place)):
+        ends, told_config = target_ends.read(Path(place), dtype)
+        return Target(
+            spec=spec,
+            folder=Path(place),
+            model=ends.to(where).requires_grad_(False),
+            tokenizer=_tokenizer_without_code(place, spec),
+            config=told_config,
+            ends_only=True,
+        )
     with quiet(), explained(spec):
         config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
         text = copy.deepcopy(config.get_text_config())
@@ -268,6 +286,31 @@ def load_ends(
         )
     require_whole(spec, told)
     return _target(source, place, model.to(where), text, trust_remote_code, ends_only=True)
+
+
+def _tokenizer_without_code(place: str, spec: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer as far as files alone give it; None where it is code of the target's own."""
+    try:
+        return tokenizer_at(place, spec)
+    except (TargetError, OSError, ValueError, KeyError):
+        if not (Path(place) / "tokenizer.json").is_file():
+            return None
+        with quiet(), explained(spec):
+            return PreTrainedTokenizerFast.from_pretrained(place)
+
+
+def by_name(folder: Path) -> bool:
+    """Whether transformers cannot load the target in this folder as it is: its ends must be read by name."""
+    index = folder / target_ends.INDEX
+    if not (folder / "config.json").is_file() or not (index.is_file() or (folder / target_ends.SINGLE).is_file()):
+        return False
+    try:
+        whole, text = target_ends.text_config(folder)
+        absent = index.is_file() and any(not (folder / f).is_file() for f in set(target_ends.locate(folder).values()))
+    except TargetError:
+        return False  # transformers says what is wrong
+    quantised = whole.get("quantization_config") or text.get("quantization_config")
+    return bool(absent or quantised) or whole.get("model_type") not in CONFIG_MAPPING
 
 
 def without_layers(config: Any) -> Any:
