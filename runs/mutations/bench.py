@@ -19,7 +19,7 @@ from runs.mutations.catalogue import ALL
 from runs.mutations.subject import Bed, Mutation, Subject
 from torch import Tensor
 
-from eyas import curve, files
+from eyas import curve, files, provenance
 from eyas.check import check
 from eyas.errors import EyasError
 from eyas.records import Record
@@ -39,12 +39,12 @@ class Row:
 
 
 def rows(beds: Sequence[Bed], *, everywhere: bool = False) -> Iterator[Row]:
-    """What has to be measured runs on every drafter. What files or a log show by themselves, and folders that keep
-    their contract, say the same of each: they take turns, unless ``everywhere``."""
+    """What has to be measured runs on every drafter. What files or a log show by themselves, folders that keep their
+    contract, and good drafters in odd files say the same of each: they take turns, unless ``everywhere``."""
     turn = 0
     for mutation in ALL:
         fit = [bed for bed in beds if mutation.applies(bed)]
-        if fit and not everywhere and (mutation.inventory or mutation.keeps_contract):
+        if fit and not everywhere and (mutation.inventory or mutation.keeps_contract or mutation.kind == "H"):
             fit, turn = [fit[turn % len(fit)]], turn + 1
         yield from (Row(bed, mutation) for bed in fit)
 
@@ -136,7 +136,9 @@ def walkable(bed: Bed, records: Sequence[Record]) -> list[Record] | None:
 
 
 def file_of(out: Path, id: str) -> Path:
-    return out / "rows" / (re.sub(r"[^a-z0-9]+", "-", id.lower()).strip("-") + ".json")
+    """Readable, and with a digest, since ``taps + 1`` and ``taps - 1`` have the same letters."""
+    letters = re.sub(r"[^a-z0-9]+", "-", id.lower()).strip("-")
+    return out / "rows" / f"{letters}-{provenance.sha256_text(id)[:6]}.json"
 
 
 def finished(out: Path) -> dict[str, dict[str, Any]]:
@@ -167,7 +169,9 @@ def rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float | np.floating) else value
 
 
-def write_docs(rows: Sequence[Mapping[str, Any]], docs: Path, left_out: Mapping[str, str], how: str) -> None:
+def write_docs(
+    rows: Sequence[Mapping[str, Any]], docs: Path, left_out: Mapping[str, str], how: str, missing: int
+) -> None:
     text = "".join(json.dumps({k: rounded(v) for k, v in row.items()}) + "\n" for row in rows)
     files.write_text(docs / "mutations.jsonl", text)
-    files.write_text(docs / "mutations.md", score.markdown(rows, left_out, how))
+    files.write_text(docs / "mutations.md", score.markdown(rows, left_out, how, missing))

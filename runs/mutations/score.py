@@ -126,7 +126,7 @@ def bound(wrong: int, n: int) -> str:
     return f"{wrong / n:.2%} of {n} confident answers"
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str], how: str) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str], how: str, missing: int = 0) -> str:
     """docs/mutations.md."""
     s = summary(rows)
     share = s["right"] / s["scored"] if s["scored"] else 0.0
@@ -138,7 +138,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], left_out: Mapping[str, str], how
         "",
         f"    {how}",
         "",
-        f"{s['rows']} rows: {s['mutations']} mutations on {s['drafters']} drafters, {s['seconds'] / 60:.0f} minutes.",
+        f"{s['rows']} rows: {s['mutations']} mutations on {s['drafters']} drafters, {s['seconds'] / 60:.0f} minutes."
+        + (f" {missing} more rows have not been run yet." if missing else ""),
         "",
         "| what | rows | of them |",
         "|---|---:|---|",

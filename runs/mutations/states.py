@@ -8,6 +8,7 @@ Letters: T positions, D target width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -133,13 +134,15 @@ def last_normed(bed: Bed, made: list[Sample]) -> list[Sample]:
     return [replace(s, tensors=[*s.tensors[:-1], bed.bank.normed(s.record).to(torch.bfloat16)]) for s in made]
 
 
-def ids_without_first(bed: Bed, made: list[Sample]) -> list[Sample]:
-    """The ids lost their first token and gained one at the end: row t stands beside the id of t + 1."""
+def ids_without_first(bed: Bed, subject: Subject) -> Subject:
+    """Ids and mask lost their first entry, states their last row: row t stands beside the id of t + 1."""
+    subject = stored()(bed, subject)
+    assert subject.samples is not None
     found = []
-    for one in made:
-        ids = torch.from_numpy(one.record.input_ids.astype("int64"))
-        found.append(replace(one, ids=torch.cat((ids[1:], ids[-1:]))))
-    return found
+    for one in subject.samples:
+        cut = replace(one.record, input_ids=one.record.input_ids[1:], loss_mask=one.record.loss_mask[1:])
+        found.append(Sample(cut, [t[:-1] for t in one.tensors]))
+    return replace(subject, samples=found, records=[one.record for one in found])
 
 
 # -- precision and rotation -------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def fp8(bed: Bed, tensor: Tensor, which: int) -> Tensor:
 
 def int4(tensor: Tensor, group: int = 32) -> Tensor:
     """Rounded to sixteen steps in groups along the rows, as weight-only formats round."""
-    parts = tensor.float().view(len(tensor), -1, group)
+    parts = tensor.float().view(len(tensor), -1, math.gcd(group, tensor.shape[1]))
     scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 7
     return ((parts / scale).round().clamp(-8, 7) * scale).view(tensor.shape).to(tensor.dtype)
 
@@ -195,7 +198,7 @@ MUTATIONS: list[Mutation] = [
     Mutation("row t holds the state of t - 1", "S", "token-shift-two", every(shifted(-1))),
     Mutation("row t holds the state of t + 2", "S", None, every(shifted(2)), also=("token-shift-missing",)),
     Mutation("taps of t + 1, tap n of t", "S", "token-shift-missing", every(shifted(1), taps_only=True)),
-    Mutation("ids of the sample shifted by one", "S", "token-shift-two", stored(ids_without_first),
+    Mutation("ids of the sample shifted by one", "S", "token-shift-two", ids_without_first,
              also=("states-of-other-request",)),
     Mutation("every record has the first one's states", "S", "gather-first-request", stored(of_first),
              also=("states-of-other-request",)),

@@ -90,11 +90,9 @@ class Sample:
 
     record: Record
     tensors: list[Tensor]
-    ids: Tensor | None = None
-    """Ids written into the file where they are not the record's own."""
 
     def write(self, path: Path) -> None:
-        ids = torch.from_numpy(self.record.input_ids.astype("int64")) if self.ids is None else self.ids
+        ids = torch.from_numpy(self.record.input_ids.astype("int64"))
         held = [t.contiguous().clone() for t in self.tensors]
         mask = torch.from_numpy(self.record.loss_mask.astype("int64"))
         torch.save({"input_ids": ids, "loss_mask": mask, "hidden_states": held}, path)

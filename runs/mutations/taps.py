@@ -45,9 +45,13 @@ def not_default(bed: Bed) -> bool:
     return list(bed.taps) != default(bed)
 
 
+def strangers(bed: Bed) -> list[int]:
+    """Taps that are not even beside a trained one."""
+    return [tap for tap in range(1, bed.n) if min(abs(tap - own) for own in bed.taps) > 1]
+
+
 def far(bed: Bed) -> list[int]:
-    """Nothing like any of the trained ones."""
-    found = [tap for tap in range(1, bed.n) if min(abs(tap - own) for own in bed.taps) > 1]
+    found = strangers(bed)
     return [found[0], found[len(found) // 2], found[-1]]
 
 
@@ -93,7 +97,7 @@ MUTATIONS: list[Mutation] = [
         ),
         "contract-edited",
     ),
-    Mutation("taps of nobody", "T", "taps-differ", declare(far)),
+    Mutation("taps of nobody", "T", "taps-differ", declare(far), applies=lambda bed: len(strangers(bed)) > 2),
     Mutation(
         "the other fixture's taps", "T", "taps-differ", declare(lambda bed: [0, 2, bed.n // 2]),
         applies=lambda bed: bed.taps != (0, 2, bed.n // 2),

@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from runs.mutations.subject import SAMPLES, Bed, Change, Mutation, Subject, both
 
+from eyas.answers import Sampling
+from eyas.decode.cache import TargetCache, as_row
+from eyas.decode.plain import last_logits
+from eyas.decode.sample import choose
 from eyas.records import Record
 
 Ints = np.ndarray
@@ -134,18 +138,15 @@ def sampled(bed: Bed, subject: Subject) -> Subject:
     return replace(subject, records=[_drawn(bed, record) for record in subject.records[: SAMPLES // 2]])
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _drawn(bed: Bed, record: Record, length: int = 32) -> Record:
     first = record.spans()[0][0]
-    ids = torch.from_numpy(record.input_ids[:first].astype("int64"))[None]
-    generator = torch.Generator().manual_seed(first)
-    model: Any = bed.target.model
-    cache, fed, said = None, ids, []
+    rng = np.random.default_rng(first)
+    cache, fed, said = TargetCache(bed.target), record.input_ids[:first].tolist(), []
     for _ in range(length):
-        out = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-        fed = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator)
-        said.append(int(fed))
+        logits = last_logits(bed.target, cache.forward(as_row(fed, bed.target)))
+        fed = choose(logits[None], Sampling(temperature=1.0), [rng.random()])
+        said += fed
     whole = np.concatenate((record.input_ids[:first], np.array(said, dtype=np.int32)))
     return Record(whole, np.arange(len(whole)) >= first, record.source)
 
