@@ -407,6 +407,30 @@ def test_the_naive_walk_is_the_curve_s_where_both_can_run(bed: Bed, name: str, t
     assert played.accepted.tolist() == expected.accepted.tolist()
 
 
+def test_a_text_that_left_the_target_s_ends_a_chain(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A match at a token that the text did not take leads nowhere: one token in four is another here."""
+    monkeypatch.setattr(curve, "ON_POLICY", 0.0)
+    drafter = checkpoint.load(checkpoint.read(bed.folder), bed.target)
+    records = []
+    for record in bed.records:
+        ids = record.input_ids.copy()
+        ids[record.loss_mask.argmax() + 2 :: 4] = bed.ids[5]
+        records.append(replace(record, input_ids=ids))
+    played = naive.play(naive.engine(healthy(bed), bed), bed.bank, records).lengths
+    expected = curve.measure(drafter, bed.target, records, depths=naive.DRAFT_TOKENS).lengths[-1]
+    assert played.accepted.tolist() == expected.accepted.tolist()
+    assert played.rounds.tolist() == expected.rounds.tolist()
+
+
+def test_taps_nobody_foresaw_are_read_all_the_same(bed: Bed) -> None:
+    bank, record = subject.Bank(bed.target, [1, 2]), bed.records[0]
+    x = torch.from_numpy(record.input_ids.astype("int64"))[None]
+    read = capture.run(bed.target, x, torch.tensor([record.seq_len]), [0, 2, 4])
+    assert torch.equal(bank.states(record, [0, 2, 4]), read.taps[0])
+    assert torch.allclose(bank.normed(record), read.last[0], atol=1e-5)
+    assert torch.equal(bank.truth(record), bed.target.logits(read.last[0]).argmax(-1))
+
+
 def test_the_drafter_is_worth_breaking(bed: Bed) -> None:
     length = naive.play_healthy(bed, bed.records).lengths
     assert length.value is not None

@@ -192,12 +192,15 @@ def with_int4_target(bed: Bed, subject: Subject) -> Subject:
     return every(lambda bed, tensor, which: int4(tensor))(bed, subject)
 
 
+# A shift seen from the other side: the stored rows are right and the drafter was trained on other pairs.
+TWICE, ONCE = ("training-shift-twice",), ("token-shift-missing",)
+
 MUTATIONS: list[Mutation] = [
     Mutation("highest stored state is the final one", "T", "taps-highest-final-state", stored(final_for_highest)),
-    Mutation("row t holds the state of t + 1", "S", "token-shift-missing", every(shifted(1))),
-    Mutation("row t holds the state of t - 1", "S", "token-shift-two", every(shifted(-1))),
+    Mutation("row t holds the state of t + 1", "S", "token-shift-missing", every(shifted(1)), also=TWICE),
+    Mutation("row t holds the state of t - 1", "S", "token-shift-two", every(shifted(-1)), also=ONCE),
     Mutation("row t holds the state of t + 2", "S", None, every(shifted(2)), also=("token-shift-missing",)),
-    Mutation("taps of t + 1, tap n of t", "S", "token-shift-missing", every(shifted(1), taps_only=True)),
+    Mutation("taps of t + 1, tap n of t", "S", "token-shift-missing", every(shifted(1), taps_only=True), also=TWICE),
     Mutation("ids of the sample shifted by one", "S", "token-shift-two", ids_without_first,
              also=("states-of-other-request",)),
     Mutation("every record has the first one's states", "S", "gather-first-request", stored(of_first),
