@@ -266,7 +266,9 @@ def test_no_map_and_a_full_vocabulary(tmp_path: Path) -> None:
 def test_a_missing_tensor_is_fatal(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "d")
     edit_weights(folder, lambda tensors: tensors.pop(name))
-    finding = found(folder)["weights-missing"]
+    norm = "norm" in name
+    alone = {"d2t": "d2t-missing", "lm_head.weight": "head-missing"}
+    finding = found(folder)[alone.get(name, "norm-weight-missing" if norm else "weights-missing")]
     assert finding.severity == "fatal"
     assert finding.evidence[0].value == [name]
     with pytest.raises(CheckpointError, match=re.escape(f"d lacks {name}")) as caught:
@@ -366,11 +368,20 @@ def test_an_embedding_that_the_contract_promises_must_be_there(tmp_path: Path) -
     assert found(folder)["weights-missing"].evidence[0].value == ["embed_tokens.weight"]
 
 
-@pytest.mark.parametrize("name", ["fc_norm.1.weight", "input_norm.weight", "layers.2.mlp.up_proj.weight"])
-def test_a_missing_tensor_of_a_richer_shape_is_fatal(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("fc_norm.1.weight", "norm-weight-missing"),
+        ("input_norm.weight", "norm-weight-missing"),
+        ("layers.2.mlp.up_proj.weight", "weights-missing"),
+        ("lm_head.weight", "head-missing"),
+        ("d2t", "d2t-missing"),
+    ],
+)
+def test_a_missing_tensor_of_a_richer_shape_is_fatal(tmp_path: Path, name: str, cause: str) -> None:
     folder = saved(tmp_path / "d", tiny.drafter("llama", **tiny.SHAPES["everything"]))
     edit_weights(folder, lambda tensors: tensors.pop(name))
-    assert found(folder)["weights-missing"].evidence[0].value == [name]
+    assert found(folder)[cause].evidence[0].value == [name]
 
 
 # -- the norm of a later layer, which two engines call by two names -------------------------------------------

@@ -39,12 +39,9 @@ def test_a_contract_that_is_run_as_it_says_leaves_no_doubt() -> None:
 @pytest.mark.parametrize(
     ("fact", "value"),
     [
-        ("window", 2048),
-        ("head_norm", False),
         ("attention", "mla"),
         ("tap_state", "branch"),
         ("fc", "skipped"),
-        ("token_shift", 2),
         ("later_norm", "hidden_norm"),
     ],
 )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from eyas.records import Record
 from eyas.results import CurveCounts, LengthCounts
 from eyas.target import Target
 
+Truth = Literal["target", "record"]
 ON_POLICY = 0.98  # a walk replays the target's own text; below this share of agreement it would replay another's
 
 
@@ -73,6 +75,8 @@ def measure(
     depths: int,
     batch_size: int = 8,
     run: taps.Run = taps.run,
+    play: objective.Play = objective.TRAINED,
+    truth: Truth = "target",
     progress: Callable[[int], None] = lambda done: None,
 ) -> Measured:
     """Run the target over the records and the drafter over its taps; ``progress`` hears the records done so far.
@@ -83,13 +87,18 @@ def measure(
     for batch in batches.in_order(records, batch_size):
         batch = batch.to(drafter.device)
         states = run(target, batch.input_ids, batch.lengths, drafter.config.taps)
-        chains.update(_chains(drafter, target, states, batch, depths))
+        chains.update(_chains(drafter, target, states, batch, depths, play))
         progress(len(chains))
-    return summarise([chains[i] for i in range(len(records))], records, depths)
+    return summarise([chains[i] for i in range(len(records))], records, depths, truth)
 
 
 def _chains(
-    drafter: Drafter, target: Target, states: taps.States, batch: batches.Batch, depths: int
+    drafter: Drafter,
+    target: Target,
+    states: taps.States,
+    batch: batches.Batch,
+    depths: int,
+    play: objective.Play,
 ) -> dict[int, Chains]:
     ids, mask = batch.input_ids, batch.loss_mask
     T = ids.shape[1]
@@ -99,7 +108,7 @@ def _chains(
     inside = drafter.vocab.draft_ids().to(ids.device) >= 0
 
     hits, right = [], []
-    for k, state in enumerate(objective.unroll(drafter, states.taps, ids, slots)):
+    for k, state in enumerate(objective.unroll(drafter, states.taps, ids, slots, play)):
         at = (slots.index + 1 + k).clamp(max=T - 1)
         label = torch.gather(truth, 1, at)
         said = torch.full_like(label, -1)
@@ -155,12 +164,12 @@ def _one(
     )
 
 
-def summarise(chains: Sequence[Chains], records: Sequence[Record], depths: int) -> Measured:
+def summarise(chains: Sequence[Chains], records: Sequence[Record], depths: int, truth: Truth = "target") -> Measured:
     """Counts of every record, and the walks of 1..depths drafted tokens where the text is the target's own."""
     agreement = (sum(c.agreed for c in chains), sum(c.compared for c in chains))
     slots, covered = (np.array([getattr(c, name) for c in chains]) for name in ("slots", "covered"))
     tables = (np.stack([getattr(c, name) for c in chains]) for name in ("n", "prev", "joint"))
-    forced = CurveCounts("target", slots, covered, *tables)
+    forced = CurveCounts(truth, slots, covered, *tables)
     measured = Measured(forced, None, [], agreement)
     if not measured.on_policy:
         return measured
@@ -173,7 +182,7 @@ def summarise(chains: Sequence[Chains], records: Sequence[Record], depths: int) 
         lengths.append(LengthCounts(k, rounds, accepted))
     kept = np.stack([w[::-1].cumsum()[::-1] for w in walks])  # rounds that kept at least k, [R, K+1]
     rounds = np.repeat(kept[:, :1], depths, axis=1)
-    curve = CurveCounts("target", slots, covered, rounds, kept[:, :-1], kept[:, 1:])
+    curve = CurveCounts(truth, slots, covered, rounds, kept[:, :-1], kept[:, 1:])
     return Measured(forced, curve, lengths, agreement)
 
 

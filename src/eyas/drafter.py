@@ -252,7 +252,7 @@ class Drafter(nn.Module):
 
     def mix(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
         """Target ids [B, S] and hidden [B, S, H] -> the first attention's input [B, S, 2H], embedding first."""
-        embedded = F.embedding(token_ids, self.embedding)
+        embedded = F.embedding(token_ids, self.embedding).to(hidden.dtype)
         return torch.cat((self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(hidden)), dim=-1)
 
     def queries(self, mixed: Tensor, positions: Tensor, layer: int = 0) -> Tensor:

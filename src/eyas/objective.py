@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -120,7 +121,42 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
     return values[torch.arange(values.shape[0], device=values.device)[:, None], index]
 
 
-def unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, slots: Slots) -> Iterator[Tensor]:
+@dataclass(frozen=True)
+class Play:
+    """How chains are played. As it stands here is how drafters are trained and meant to be served; the rest is what
+    engines and trainers have done instead, for ``variants`` to try.
+
+    ``step``: how far the position advances with each depth. ``feedback``: hidden of a later depth: the slot's own state
+    of the depth before, the target's (its hidden of depth 0), the state before that one, or zeros. ``cache``: depth-0
+    keys that a slot sees, all up to its own or its own alone. ``window``: how many positions back it sees.
+    """
+
+    step: int = 1
+    feedback: Literal["own", "target", "stale", "zeros"] = "own"
+    cache: Literal["all", "own"] = "all"
+    window: int | None = None
+
+    def sees(self, positions: Tensor, at: Tensor) -> Tensor:
+        """Which depth-0 keys [B, T] the slots at ``at`` [B, S] see: [B, 1, S, T]."""
+        back = at[:, :, None] - positions[:, None]
+        seen = back == 0 if self.cache == "own" else back >= 0
+        return (seen if self.window is None else seen & (back < self.window))[:, None]
+
+    def hidden(self, drafter: Drafter, first: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """Of the next depth, from that of depth 0 and the states of all depths so far, each [B, S, H]."""
+        if self.feedback == "target":
+            return first
+        if self.feedback == "zeros":
+            return torch.zeros_like(first)
+        if self.feedback == "stale":
+            return drafter.feedback(states[-2]) if len(states) > 1 else first
+        return drafter.feedback(states[-1])
+
+
+TRAINED = Play()
+
+
+def unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, slots: Slots, play: Play = TRAINED) -> Iterator[Tensor]:
     """States [B, S, H] of every slot carried, depth after depth. ``taps`` [B, T, C*D], ``input_ids`` [B, T].
 
     The last position has no next token: its slot pairs with a stand-in (its own token) that no valid slot can see.
@@ -131,34 +167,36 @@ def unroll(drafter: Drafter, taps: Tensor, input_ids: Tensor, slots: Slots) -> I
 
     layers = range(drafter.config.num_hidden_layers)
     shared: list[tuple[Tensor, Tensor]] = []
-    hidden = drafter.fuse(taps)
+    fused = hidden = drafter.fuse(taps)
     for layer in layers:
         residual, mixed = drafter.enter(hidden, following, layer)
         shared.append(drafter.keys_values(mixed, positions, layer))
         if layer < layers[-1]:  # every position leaves keys in the next layer, so every position goes through this one
-            causal = (positions[:, None] <= positions[:, :, None])[:, None]  # [B, 1, T, T]
+            causal = play.sees(positions, positions)  # [B, 1, T, T]
             attended = attend(drafter.queries(mixed, positions, layer), *shared[layer], causal)
             hidden = drafter.finish(residual, attended, layer)
     index = slots.index
-    seen = (positions[:, None] <= index[:, :, None])[:, None]  # [B, 1, S, T]
+    seen = play.sees(positions, index)  # [B, 1, S, T]
     queries = drafter.queries(_at(mixed, index), index, layers[-1])
     state = drafter.finish(_at(residual, index), _attend_own(queries, *shared[-1], seen, []), layers[-1])
     yield state
 
     if slots.going_on is not None:
         index, state = _at(index, slots.going_on.clamp(min=0)), _at(state, slots.going_on.clamp(min=0))
-        seen = (positions[:, None] <= index[:, :, None])[:, None]
+        seen = play.sees(positions, index)
     own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
+    first, states = _at(fused, index), [state]
     for k in range(1, slots.depths):
         fed = torch.gather(following, 1, (index + k).clamp(max=T - 1))
-        hidden = drafter.feedback(state)
+        hidden = play.hidden(drafter, first, states)
+        position = index + k * play.step
         for layer in layers:
             residual, mixed = drafter.enter(hidden, fed, layer)
-            own[layer].append(drafter.keys_values(mixed, index + k, layer))
-            queries = drafter.queries(mixed, index + k, layer)
+            own[layer].append(drafter.keys_values(mixed, position, layer))
+            queries = drafter.queries(mixed, position, layer)
             hidden = drafter.finish(residual, _attend_own(queries, *shared[layer], seen, own[layer]), layer)
-        state = hidden
-        yield state
+        states = [states[-1], hidden]
+        yield hidden
 
 
 def _attend_own(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, own: list[tuple[Tensor, Tensor]]) -> Tensor:

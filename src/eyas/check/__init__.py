@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from eyas import checkpoint, curve, provenance
+import numpy as np
+
+from eyas import checkpoint, curve, provenance, variants
+from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
+from eyas.check.losses import losses
 from eyas.checkpoint import NotFinite
 from eyas.errors import CheckpointError
 from eyas.records import Record
@@ -26,7 +30,11 @@ from eyas.results import (
     judge,
     too_few_records,
 )
+from eyas.states.live import LiveStock, bytes_needed
+from eyas.states.stock import Stock
 from eyas.target import Target
+from eyas.variants import feed
+from eyas.variants.parts import play
 
 __all__ = ["Case", "check", "wiring_doubts"]
 
@@ -36,11 +44,10 @@ RUN_HERE: Mapping[str, Any] = {
     "fc": "applied",
     "attention": "gqa",
     "later_norm": "input_layernorm",
-    "head_norm": True,
-    "token_shift": 1,
-    "window": None,
 }
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
+MEMORY = 1.5 * 2**30  # bytes of states that a sweep holds at most
+Sweeping = Literal["auto", "always", "never"]
 
 
 def check(
@@ -52,10 +59,19 @@ def check(
     manifest: Mapping[str, Any] | None = None,
     draft_tokens: int | None = None,
     expect: float = EXPECT,
+    states: Stock | None = None,
+    sweeping: Sweeping = "auto",
+    limits: variants.Limits = variants.Limits(),  # noqa: B008 - frozen
     arguments: Mapping[str, object] | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    tried: Callable[[str], None] = lambda what: None,
 ) -> CheckResult:
-    """Check the drafter in ``folder`` on its target and some records of the target's own text."""
+    """Check the drafter in ``folder`` on its target and some records of the target's own text.
+
+    With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
+    the stock. ``sweeping``: whether other readings of the files are tried; "auto" does where anything speaks for it.
+    ``progress`` hears the records walked, ``tried`` the readings.
+    """
     began = time.perf_counter()
     case = Case(name or folder.name)
     read_files(case, folder, target)
@@ -63,8 +79,15 @@ def check(
         load_weights(case, target)
     if not case.stopped:
         compare_text_rules(case, manifest or {})
-        measure(case, target, records, draft_tokens, progress)
-        judge_curves(case, expect)
+        stock = states or LiveStock(target, held(records, target, limits))
+        measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
+        judge_curves(case)
+        if wanted(case, sweeping, expect, states is not None):
+            try_readings(case, stock, limits, tried)
+        else:
+            why = "the contract is whole and the curve is as expected" if sweeping == "auto" else "--quick"
+            case.not_checked.append(NotChecked("variants", f"{why}; --sweep tries other readings of these files"))
+        judge_worth(case, expect)
     return conclude(case, target, expect, arguments or {}, began)
 
 
@@ -86,25 +109,24 @@ def read_files(case: Case, folder: Path, target: Target) -> None:
 
 
 def load_weights(case: Case, target: Target) -> None:
+    """Every tensor, the vocabulary map in each of its readings, and how the files say that all of it is run."""
     assert case.files is not None
     try:
-        case.drafter = checkpoint.load(case.files, target)
+        tensors = checkpoint.finite_tensors(case.files)
     except NotFinite as error:
-        cause = "weights-nan"
         case.findings.append(
-            Finding(cause, "fatal", error.message, [Evidence("weights", "not finite", "finite", case.name)])
+            Finding("weights-nan", "fatal", error.message, [Evidence("weights", "not finite", "finite", case.name)])
         )
+        return
     except CheckpointError as error:
-        cause = "vocab-map-inconsistent" if "vocabulary map" in error.message else "checkpoint-unreadable"
         case.findings.append(
-            Finding(
-                cause,
-                "fatal",
-                error.message,
-                [Evidence("loading", error.message, "loads", case.name)],
-                fix=error.way_out,
-            )
+            Finding("checkpoint-unreadable", "fatal", error.message, [Evidence("loading", str(error), "", case.name)])
         )
+        return
+    case.maps = vocabulary.read(tensors, target)
+    case.findings += vocabulary.judge(tensors, case.maps, target.vocab_size)
+    case.parts = variants.read_parts(case.files, tensors, target, case.maps.ids)
+    case.told = reading.told(case.files, target, case.maps)
 
 
 def compare_text_rules(case: Case, manifest: Mapping[str, Any]) -> None:
@@ -126,27 +148,86 @@ def compare_text_rules(case: Case, manifest: Mapping[str, Any]) -> None:
             )
 
 
+def held(records: Sequence[Record], target: Target, limits: variants.Limits) -> list[Record]:
+    """The records whose states a sweep asks for: so many as it looks at, or as memory allows."""
+    order = np.random.default_rng(limits.seed).permutation(len(records)).tolist()
+    kept: list[Record] = []
+    slots = size = 0
+    for i in order:
+        size += bytes_needed([records[i]], target.num_layers + 1, target.hidden_size)
+        if kept and (slots > limits.screen + limits.confirm or size > MEMORY):
+            break
+        kept.append(records[i])
+        slots += records[i].n_response_tokens
+    return kept
+
+
 def measure(
     case: Case,
-    target: Target,
+    stock: Stock,
     records: Sequence[Record],
     draft_tokens: int | None,
     progress: Callable[[int], None],
 ) -> None:
-    assert case.drafter is not None
+    """The curves as configured."""
+    assert case.parts is not None
+    assert case.told is not None
     contract = case.files.contract if case.files else None
     trained = int(contract["depths"]) if contract is not None and "depths" in contract else DEPTHS
     depths = max(draft_tokens or trained, EXPECT_DRAFT_TOKENS)
-    case.measured = curve.measure(case.drafter, target, records, depths=depths, progress=progress)
-
-
-def judge_curves(case: Case, expect: float) -> None:
-    """Findings that follow from the numbers alone."""
-    measured = case.measured
-    assert measured is not None
-    case.not_checked.append(
-        NotChecked("variants", "the sweep over other readings of these files is not part of this check yet")
+    drafter = variants.build(case.parts, case.told.configured)
+    if drafter is None:
+        case.not_checked.append(NotChecked("curves", "the files lack what their own config asks for", needed=True))
+        return
+    facts = case.told.configured
+    live = isinstance(stock, LiveStock)
+    run = feed.from_run(stock.run, facts) if isinstance(stock, LiveStock) else feed.from_stock(stock, facts)
+    case.measured = curve.measure(
+        drafter,
+        case.parts.target,
+        records,
+        depths=depths,
+        run=run,
+        play=play(facts),
+        truth="target" if live or stock.last is not None else "record",
+        progress=progress,
     )
+
+
+def wanted(case: Case, sweeping: Sweeping, expect: float, stored: bool) -> bool:
+    """Whether other readings are tried: always where the files do not settle how the drafter is run, or it is low."""
+    if case.measured is None or sweeping == "never":
+        return False
+    if sweeping == "always" or stored or wiring_doubts(case) is not None:
+        return True
+    if any(f.severity != "note" for f in case.findings):
+        return True
+    lengths = case.measured.lengths
+    value = lengths[EXPECT_DRAFT_TOKENS - 1].value if lengths else None
+    return value is None or value < expect
+
+
+def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Callable[[str], None]) -> None:
+    assert case.parts is not None
+    assert case.told is not None
+    assert case.maps is not None
+    told, layers = case.told, case.parts.target.num_layers
+    swept = variants.sweep(case.parts, stock, told.declared, layers, also=told.also, limits=limits, progress=tried)
+    if not swept.passes:
+        case.not_checked.append(NotChecked("variants", "too little text to try other readings on", needed=True))
+        return
+    case.swept = swept
+    case.lost = losses(swept, case.parts, told.configured)
+    before = len(case.findings)
+    sweep.judge(case, case.lost, num_layers=layers)
+    case.findings = sweep.settled(case.findings[:before], case.findings[before:])
+
+
+def judge_curves(case: Case) -> None:
+    """What the numbers say of the text."""
+    measured = case.measured
+    if measured is None:
+        return
     case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
     if measured.walk is None:
         agreed, slots = measured.agreement
@@ -168,17 +249,24 @@ def judge_curves(case: Case, expect: float) -> None:
         )
         case.not_checked.append(NotChecked("walk", "needs records that the target answered greedily", needed=True))
         return
-    length = measured.lengths[EXPECT_DRAFT_TOKENS - 1]
-    if few := too_few_records(length):
+    if few := too_few_records(measured.lengths[EXPECT_DRAFT_TOKENS - 1]):
         case.findings.append(few)
+
+
+def judge_worth(case: Case, expect: float) -> None:
+    """What the drafter is worth, where nothing is wrong with how it is run; only then may it be blamed."""
+    measured = case.measured
+    if measured is None or measured.walk is None or any(f.cause == "records-too-few" for f in case.findings):
         return
+    length = measured.lengths[EXPECT_DRAFT_TOKENS - 1]
     low, high = length.interval()
     assert high is not None
-    if high < expect:
+    grave = [f for f in case.findings if f.severity != "note"]
+    if high < expect and not grave:
         unproven = wiring_doubts(case)
         if unproven:
             case.not_checked.append(NotChecked("wiring", unproven, needed=True))
-        else:
+        elif not any(n.needed for n in case.not_checked):
             shown = [round(value, 3) for value in (length.value or 1.0, low or 1.0, high)]
             case.findings.append(
                 Finding(
@@ -205,15 +293,18 @@ def wiring_doubts(case: Case) -> str | None:
     files = case.files
     assert files is not None
     causes = {f.cause for f in case.findings}
-    if files.contract is None:
-        return "the checkpoint carries no contract, so its taps, norms and feedback are assumptions"
-    if "weights-changed" in causes:
-        return "the contract describes other weights"
+    if case.swept is None:  # a sweep that found nothing better has proven what a contract only declares
+        if files.contract is None:
+            return "the checkpoint carries no contract, so its taps, norms and feedback are assumptions"
+        if "weights-changed" in causes:
+            return "the contract describes other weights"
     if "target-differs" in causes:
         return "the drafter was trained on another target or other weights of it"
     if texts := sorted(causes & {"template-differs", "tokenizer-differs"}):
         return f"the records are not cut or rendered as the training text was ({', '.join(texts)})"
     contract = files.contract
+    if contract is None:
+        return None
     if unlike := [f"{f} {contract[f]}" for f, here in RUN_HERE.items() if f in contract and contract[f] != here]:
         return f"the drafter is run here without what its contract says: {', '.join(unlike)}"
     return None
@@ -230,7 +321,7 @@ def conclude(case: Case, target: Target, expect: float, arguments: Mapping[str, 
         expect=expect,
         not_checked=case.not_checked,
     )
-    contract = case.files.contract if case.files else None
+    layers = target.num_layers
     return CheckResult(
         checkpoint=case.name,
         target=target.spec,
@@ -238,7 +329,9 @@ def conclude(case: Case, target: Target, expect: float, arguments: Mapping[str, 
         teacher_forced=measured.teacher_forced if measured else None,
         walk=measured.walk if measured else None,
         accept_length=lengths,
-        found={"contract": contract.to_json() if contract else None, "margin": None},
+        configured={"facts": case.told.configured, "by": case.told.by} if case.told else None,
+        found=sweep.found(case),
+        sweep=sweep.to_json(case.swept, layers, case.told.named) if case.swept and case.told else None,
         findings=case.findings,
         not_checked=case.not_checked,
         expect=expect,

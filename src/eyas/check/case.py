@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from eyas import curve
+from eyas import curve, variants
+from eyas.check.losses import Loss
+from eyas.check.reading import Told
+from eyas.check.vocabulary import Maps
 from eyas.checkpoint import Checkpoint
-from eyas.drafter import Drafter
 from eyas.results import Finding, NotChecked
+
+# Fatal findings past which there is still a drafter to run.
+RUNNABLE = frozenset({"d2t-missing", "vocab-map-inconsistent", "d2t-read-as-ids"})
 
 
 @dataclass
 class Case:
-    """What is known so far about one drafter."""
+    """``told`` is what the files say, ``swept`` what fits, ``lost`` what each fact configured otherwise costs."""
 
     name: str
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     files: Checkpoint | None = None
-    drafter: Drafter | None = None
+    maps: Maps | None = None
+    parts: variants.Parts | None = None
+    told: Told | None = None
     measured: curve.Measured | None = None
+    swept: variants.Sweep | None = None
+    lost: list[Loss] = field(default_factory=list)
 
     @property
     def stopped(self) -> bool:
-        return any(f.severity == "fatal" for f in self.findings)
+        """Whether there is no drafter to run."""
+        return any(f.severity == "fatal" and f.cause not in RUNNABLE for f in self.findings)

@@ -10,6 +10,7 @@ from eyas.checkpoint.folder import Checkpoint, expected_shapes, read, shape_for
 from eyas.checkpoint.weights import (
     NotFinite,
     every_tensor,
+    finite_tensors,
     load,
     read_tensors,
     save,
@@ -22,6 +23,7 @@ __all__ = [
     "NotFinite",
     "every_tensor",
     "expected_shapes",
+    "finite_tensors",
     "inspect",
     "load",
     "read",

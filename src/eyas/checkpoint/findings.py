@@ -24,16 +24,7 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
     findings = []
     reduced = shape.draft_vocab_size < shape.vocab_size
     missing = [n for n in wanted if n not in there and n != "t2d" and (n != "d2t" or reduced)]
-    if missing:
-        what = "weights-missing"
-        findings.append(
-            Finding(
-                what,
-                "fatal",
-                f"{name} lacks {', '.join(missing)}; engines would run on with random or zero values in their place.",
-                [Evidence("tensors missing", missing, [], "headers of the checkpoint")],
-            )
-        )
+    findings += [_missing(cause, names, name) for cause, names in _by_cause(missing).items()]
     wrong = [n for n in wanted if n in there and there[n].shape != wanted[n]]
     if wrong:
         findings.append(
@@ -61,6 +52,25 @@ def inspect(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
     if target is not None:
         findings += _fits(checkpoint, target)
     return findings + _engines(checkpoint, target) + _keys(checkpoint)
+
+
+def _by_cause(missing: list[str]) -> dict[str, list[str]]:
+    """The head, the map and norms have faults of their own; the rest is simply not there."""
+    found: dict[str, list[str]] = {}
+    for name in missing:
+        norm = name.endswith(("norm.weight", "layernorm.weight")) or name.startswith("fc_norm.")
+        alone = {"lm_head.weight": "head-missing", "d2t": "d2t-missing"}.get(name)
+        found.setdefault(alone or ("norm-weight-missing" if norm else "weights-missing"), []).append(name)
+    return dict(sorted(found.items(), key=lambda item: item[0] != "weights-missing"))
+
+
+def _missing(cause: str, names: list[str], checkpoint: str) -> Finding:
+    return Finding(
+        cause,
+        "fatal",
+        f"{checkpoint} lacks {', '.join(names)}; engines would run on with random or default values in their place.",
+        [Evidence("tensors missing", names, [], "headers of the checkpoint")],
+    )
 
 
 def _engines(checkpoint: Checkpoint, target: Target | None) -> list[Finding]:
@@ -172,7 +182,7 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
         ]
     findings = []
     taps, target = list(contract["taps"]), contract["target"]
-    edited = {engine: readings[0] for engine, readings in _readings(config, target).items() if taps not in readings}
+    edited = {engine: readings[0] for engine, readings in readings(config, target).items() if taps not in readings}
     if edited:
         vllm_ids, sglang_ids = (
             vllm.spell(taps),
@@ -198,7 +208,7 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
             )
         )
     defaults = vllm.captured({}, target["num_layers"], "v1")
-    if not _readings(config, target) and taps != defaults:
+    if not readings(config, target) and taps != defaults:
         findings.append(
             Finding(
                 "taps-key-missing",
@@ -242,7 +252,7 @@ def _keys(checkpoint: Checkpoint) -> list[Finding]:
     return findings
 
 
-def _readings(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, list[list[int]]]:
+def readings(config: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """Taps by whoever reads the ids that are there, the newest reader's first. A key that is not there was not edited:
     a folder may be spelled for one engine alone, or for an older build of it. What each would make of a folder
     without its key, `eyas show` says."""

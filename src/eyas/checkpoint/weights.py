@@ -34,12 +34,7 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
         if finding.severity == "fatal":
             raise CheckpointError(finding.summary, way_out=str(finding.fix))
     tensors = read_tensors(checkpoint)
-    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
-    if bad:
-        raise NotFinite(
-            f"NaN or infinite values in {', '.join(bad)} of {checkpoint.folder.name}.",
-            way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
-        )
+    _require_finite(tensors, checkpoint.folder.name)
     shape = shape_for(checkpoint, target)
     _ascending(tensors)
     if "d2t" in tensors:
@@ -51,6 +46,26 @@ def load(checkpoint: Checkpoint, target: Target) -> Drafter:
     weights = {n: t.float() for n, t in tensors.items() if n not in MAPS and n not in twins(shape)}
     drafter.load_state_dict(weights, strict=True)
     return drafter.to(target.device).eval()
+
+
+def finite_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All tensors of the files by our names, used or not. Raises NotFinite, and CheckpointError where they
+    cannot be read."""
+    tensors, _ = every_tensor(checkpoint.folder)
+    for theirs, ours in twins(checkpoint.shape).items():
+        if ours not in tensors and theirs in tensors:
+            tensors[ours] = tensors[theirs]
+    _require_finite(tensors, checkpoint.folder.name)
+    return tensors
+
+
+def _require_finite(tensors: dict[str, Tensor], name: str) -> None:
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    if bad:
+        raise NotFinite(
+            f"NaN or infinite values in {', '.join(bad)} of {name}.",
+            way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
+        )
 
 
 def _ascending(tensors: dict[str, Tensor]) -> None:

@@ -31,6 +31,10 @@ def check(
     expect: Annotated[
         float, typer.Option(help="Accept length at 4 drafted tokens below which a drafter is weak.")
     ] = 1.6,
+    quick: Annotated[bool, typer.Option("--quick", help="Try no other readings of the files.")] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try other readings even where nothing speaks for them.")
+    ] = False,
     fail_on: Annotated[
         str | None, typer.Option("--fail-on", metavar="weak", help="Exit 1 on a weak drafter too.")
     ] = None,
@@ -47,6 +51,8 @@ def check(
     from eyas.report import page, terminal
     from eyas.results import exit_code
 
+    if quick and sweep:
+        raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
     folder = resolve.drafter(checkpoint)
@@ -66,7 +72,7 @@ def check(
         "records": file.name,
         "limit": limit,
     }
-    with common.counting(f"walking {len(chosen)} records", len(chosen)) as progress:
+    with common.checking(f"walking {len(chosen)} records", len(chosen)) as (progress, tried):
         result = check_drafter(
             folder,
             loaded,
@@ -75,8 +81,10 @@ def check(
             manifest=read_manifest(file),
             draft_tokens=draft_tokens,
             expect=expect,
+            sweeping="never" if quick else "always" if sweep else "auto",
             arguments=arguments,
             progress=progress,
+            tried=tried,
         )
     told = result.to_json()
     common.write_result(told, json)

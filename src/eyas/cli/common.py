@@ -163,6 +163,20 @@ def counting(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
+def checking(label: str, total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """A bar for the records walked, and a line that names the reading being tried, with how many went before."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        walked = bar.add_task(label, total=total)
+        trying = bar.add_task("", total=None, visible=False)
+
+        def tried(what: str) -> None:
+            bar.update(trying, description=f"trying {what[:50]}", advance=1, visible=True)
+
+        yield lambda done: bar.update(walked, completed=done), tried
+
+
+@contextmanager
 def counting_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """The same for bytes, with their speed."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

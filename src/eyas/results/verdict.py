@@ -182,7 +182,9 @@ class CheckResult:
     teacher_forced: CurveCounts | None
     walk: CurveCounts | None
     accept_length: list[LengthCounts] = field(default_factory=list)
+    configured: dict[str, Any] | None = None
     found: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     expect: float = EXPECT
@@ -208,7 +210,9 @@ class CheckResult:
                 "walk": self.walk.to_json() if self.walk else None,
             },
             "accept_length": [length.to_json() for length in self.accept_length],
+            "configured": self.configured,
             "found": self.found,
+            "sweep": self.sweep,
             "findings": [f.to_json() for f in graver_first(self.findings)],
             "not_checked": [n.to_json() for n in self.not_checked],
             "expect": self.expect,

@@ -1,0 +1,72 @@
+"""Which tap each slot of fc was trained on: every stored tap tried in every slot, the others held.
+
+One slot at a time, by how likely depth 0 makes the truth: where all slots are wrong, the right tap in one of them
+seldom scores a hit but does make the truth likelier. The best single change is kept and the search goes round again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.states.stock import Stock
+from eyas.variants.parts import Facts, Parts
+from eyas.variants.pool import Pool, score
+
+ROUNDS = 4
+SLOTS = 400
+ENOUGH = 0.002  # nats a slot; less is no step
+
+
+@dataclass(eq=False)
+class Search:
+    """``log_probability`` and ``kept`` of the first round: a row a slot of fc, a column a tap. ``best`` after all
+    rounds."""
+
+    taps: tuple[Any, ...]
+    configured: tuple[Any, ...]
+    best: tuple[Any, ...]
+    log_probability: list[list[float | None]] = field(default_factory=list)
+    kept: list[list[int | None]] = field(default_factory=list)
+    slots: int = 0
+
+
+def search(
+    pool: Pool, parts: Parts, stock: Stock, base: Facts, progress: Callable[[str], None] = lambda what: None
+) -> Search | None:
+    """None where there is nothing to choose from."""
+    at = tuple(base["taps"])
+    if len(stock.taps) <= 1:
+        return None
+    here = score(pool, parts, base, depths=1)
+    if here is None:
+        return None
+    found = Search(stock.taps, at, at, slots=len(here.kept))
+    reached = here.log_p
+    last_moved, best_score = -1, here
+    for number in range(ROUNDS):
+        best: tuple[float, int, tuple[Any, ...]] | None = None
+        for slot in range(len(at)):
+            if number and slot == last_moved:
+                continue  # it was just chosen with the others as they are
+            logs: list[float | None] = []
+            kept: list[int | None] = []
+            for tap in stock.taps:
+                progress(f"taps, round {number + 1}: {tap} in slot {slot}")
+                tried = (*at[:slot], tap, *at[slot + 1 :])
+                got = here if tried == at else score(pool, parts, {**base, "taps": tried}, depths=1)
+                logs.append(got.log_p if got else None)
+                kept.append(int(got.kept.sum()) if got else None)
+                if got and (best is None or got.log_p > best[0]):
+                    best = (got.log_p, slot, tried)
+                    best_score = got
+            if number == 0:
+                found.log_probability.append(logs)
+                found.kept.append(kept)
+        if best is None or best[0] < reached + ENOUGH:
+            break
+        reached, last_moved, at = best
+        here = best_score
+    found.best = at
+    return found
