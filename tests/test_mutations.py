@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from runs.mutations import __main__ as program  # noqa: E402
 from runs.mutations import bench, logs, naive, norms, score, states, subject, taps, texts, weights  # noqa: E402
+from runs.mutations.bank import BankStock  # noqa: E402
 from runs.mutations.catalogue import ALL, LEFT_OUT, by_name  # noqa: E402
 from runs.mutations.subject import IDS, KINDS, Bed, Mutation, Subject, healthy  # noqa: E402
 
@@ -422,13 +423,19 @@ def test_a_text_that_left_the_target_s_ends_a_chain(bed: Bed, monkeypatch: pytes
     assert played.rounds.tolist() == expected.rounds.tolist()
 
 
-def test_taps_nobody_foresaw_are_read_all_the_same(bed: Bed) -> None:
-    bank, record = subject.Bank(bed.target, [1, 2]), bed.records[0]
+def test_the_bank_holds_what_the_target_says_and_forgets_what_is_not_its_own(bed: Bed) -> None:
+    bank, record = subject.Bank(bed.target, bed.records[:1]), bed.records[0]
     x = torch.from_numpy(record.input_ids.astype("int64"))[None]
     read = capture.run(bed.target, x, torch.tensor([record.seq_len]), [0, 2, 4])
     assert torch.equal(bank.states(record, [0, 2, 4]), read.taps[0])
     assert torch.allclose(bank.normed(record), read.last[0], atol=1e-5)
     assert torch.equal(bank.truth(record), bed.target.logits(read.last[0]).argmax(-1))
+    stock = BankStock(bank, [bed.records[1], record])
+    assert torch.equal(stock.states(1, [4, 0]), torch.cat(read.taps[0].chunk(3, -1)[::-2], -1))
+    assert (stock.last, len(stock.taps)) == (bed.n, bed.n + 1)
+    stock.states(0, [0])
+    bank.forget()
+    assert set(bank._taps) == {record.id}
 
 
 def test_the_drafter_is_worth_breaking(bed: Bed) -> None:

@@ -159,10 +159,16 @@ def play(left: Sequence[bench.Row], out: Path, console: Console) -> None:
         bed_before: Bed | None = None
         for row in left:
             if bed_before is not None and bed_before is not row.bed:
-                bed_before.bank.clear()
+                bed_before.bank.forget(everything=True)
             bed_before = row.bed
             progress.update(task, description=row.id)
-            told = bench.run(row)
+            try:
+                told = bench.run(row)
+            except bench.NotYet as error:
+                progress.console.print(f"left out   {row.id}: {error}", highlight=False)
+                continue
+            finally:
+                row.bed.bank.forget()
             bench.keep(out, told)
             progress.advance(task)
             lost = (

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from runs.mutations import naive, score
+from runs.mutations.bank import BankStock
 from runs.mutations.catalogue import ALL
 from runs.mutations.subject import Bed, Mutation, Subject
 from torch import Tensor
@@ -26,6 +27,10 @@ from eyas.records import Record
 from eyas.results import LengthCounts
 
 CRASHED = "crashed"
+
+
+class NotYet(Exception):
+    """This row needs something that check does not take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +83,22 @@ def run(row: Row) -> dict[str, Any]:
             row.mutation.expected, row.mutation.also, first, result["confident"], result["verdict"], scored
         ),
         "seconds": round(time.perf_counter() - began, 1),
-        "told": {key: result.get(key) for key in ("verdict", "findings", "not_checked", "found", "states")},
+        "told": {
+            key: result.get(key) for key in ("verdict", "findings", "not_checked", "configured", "found", "states")
+        },
     }
 
 
 def judge(row: Row, subject: Subject) -> dict[str, Any]:
-    """What ``check`` says, as JSON. An error that reaches a user is a verdict of its own: nothing was concluded."""
+    """What ``check`` says, as JSON. An error that reaches a user is a verdict of its own: nothing was concluded.
+
+    A folder with its contract is checked as a user would, the target running. Without, everything has to be measured
+    and the target's states come from the bank.
+    """
+    for given, what in ((subject.samples, "--states"), (subject.log, "--observed"), (subject.engine, "--engine")):
+        if given is not None:
+            raise NotYet(f"check has no {what} yet")
+    stock = None if row.mutation.keeps_contract else BankStock(row.bed.bank, subject.records)
     with tempfile.TemporaryDirectory() as place:
         folder = subject.write(Path(place) / "drafter")
         try:
@@ -93,6 +108,7 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
                 subject.records,
                 name=row.bed.name,
                 manifest=subject.manifest,
+                states=stock,
             )
         except EyasError as error:
             return {"verdict": "undecided", "confident": False, "findings": [], "not_checked": [str(error)]}

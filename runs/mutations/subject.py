@@ -78,10 +78,7 @@ def bed(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tensors, _ = checkpoint.every_tensor(folder)
     taps = tuple(config["eyas"]["contract"]["taps"]["value"])
-    n = target.num_layers
-    near = {tap + by for tap in taps for by in (-1, 0, 1)} | {0, 2, n // 2, n - 3}
-    bank = Bank(target, [tap for tap in near if 0 <= tap <= n])
-    return Bed(name, folder, target, records, config, tensors, taps, bank, manifest or {})
+    return Bed(name, folder, target, records, config, tensors, taps, Bank(target, records), manifest or {})
 
 
 @dataclass(frozen=True, eq=False)
