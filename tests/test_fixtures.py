@@ -17,7 +17,7 @@ MOST_BYTES = 12_000_000
 DEFAULT = (2, 15, 27)
 
 
-@pytest.mark.parametrize("folder", sorted(DRAFTERS.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", sorted(p.parent for p in DRAFTERS.glob("*/model.safetensors")), ids=lambda p: p.name)
 def test_every_one_is_small_and_off_the_default_taps(folder: Path) -> None:
     read = checkpoint.read(folder)
     assert (folder / "model.safetensors").stat().st_size < MOST_BYTES

@@ -47,13 +47,16 @@ def told(files: Checkpoint, target: Target, maps: Maps) -> Told:
     if meant is None:
         return Told(spelled, spelled, "config.json", [], named, {})
     declared = {**spelled, **_of_contract(meant.contract)}
+    read = readings(config, {"num_layers": target.num_layers, "architecture": target.architecture})
     also = []
     for open_ in meant.ambiguous:
         if open_.fact in RUN:
-            declared[open_.fact] = _plain(open_.values[0])
-            also += [{open_.fact: _plain(value)} for value in open_.values[1:]]
-    facts = {"num_layers": target.num_layers, "architecture": target.architecture}
-    return Told(declared, declared, f"config.json, {meant.spelled_by}", also, named, readings(config, facts))
+            values = [_plain(value) for value in open_.values]
+            # Ids that may be counted in two ways stand where one engine looks first: at top level vLLM, inside SGLang.
+            first = next((tuple(lists[0]) for lists in read.values()), values[0]) if open_.fact == "taps" else values[0]
+            declared[open_.fact] = first
+            also += [{open_.fact: value} for value in values if value != first]
+    return Told(declared, declared, f"config.json, {meant.spelled_by}", also, named, read)
 
 
 def _of_shape(files: Checkpoint, shape: DrafterConfig, maps: Maps) -> dict[str, Any]:

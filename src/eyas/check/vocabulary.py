@@ -127,7 +127,7 @@ def judge(tensors: Mapping[str, Tensor], maps: Maps, V: int) -> list[Finding]:
         Finding(
             cause,
             "fatal" if cause == "d2t-read-as-ids" else "likely",
-            f"t2d marks {said}; the head has {W} rows, and read as offsets d2t names {len(torch.unique(written))} tokens.",
+            f"t2d marks {said}; the head has {W} rows, and as offsets d2t names {len(torch.unique(written))} tokens.",
             [Evidence("tokens marked by t2d", marked, W, "checkpoint")],
         )
     )

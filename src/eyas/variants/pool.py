@@ -239,6 +239,8 @@ def score(
     pool: Pool, parts: Parts, facts: Facts, *, depths: int | None = None, heard: Callable[[], None] = lambda: None
 ) -> Score | None:
     """``facts`` on ``pool``, to ``depths``; None where these files or states cannot be read so."""
+    if not set(needed(facts, pool.stock.last)) <= set(pool.stock.taps):
+        return None
     drafter = build(parts, facts)
     if drafter is None:
         return None
