@@ -66,7 +66,7 @@ def test_of_equal_lengths_tap_0_tells_and_nothing_else(tmp_path: Path) -> None:
     others = [Record(rng.permutation(r.input_ids), r.loss_mask, "other") for r in RECORDS]
     stock, _ = as_stock(open_states(tmp_path), [*others, *RECORDS], target.embedding, target.hidden_size)
     assert same_rows(stock, live) == 6
-    with pytest.raises(InputError, match="None of the 6 samples .* 6 of which several records have the length"):
+    with pytest.raises(InputError, match=r"None of the 6 samples .* 6 of which several records have the length"):
         as_stock(open_states(tmp_path), [*others, *RECORDS], None, target.hidden_size)
 
 
@@ -93,13 +93,10 @@ def test_numbers_in_names_are_believed_only_with_tap_0(tmp_path: Path) -> None:
 def test_states_one_position_off_are_told_and_shifted_back(tmp_path: Path, by: int) -> None:
     target, live = written(tmp_path, cut=lambda x: x.roll(by, 0))
     stock, notes = as_stock(open_states(tmp_path), RECORDS, target.embedding, target.hidden_size)
-    assert (
-        f"6 of 6 samples matched by their lengths and tap 0, whose rows stand 1 position too {'late' if by > 0 else 'early'}"
-        in notes
-    )
+    told = f"whose rows stand 1 position too {'late' if by > 0 else 'early'}"
+    assert f"6 of 6 samples matched by their lengths and tap 0, {told}" in notes
     mended = stock.shifted(by)
     assert len(mended.records) == 6
-    by_length = {r.seq_len: i for i, r in enumerate(RECORDS)}
     for index, record in enumerate(stock.records):
         whole = next(i for i, r in enumerate(RECORDS) if r.id == record.id)
         kept = slice(0, -1) if by > 0 else slice(1, None)
@@ -107,7 +104,6 @@ def test_states_one_position_off_are_told_and_shifted_back(tmp_path: Path, by: i
         assert np.array_equal(mended.records[index].loss_mask, record.loss_mask[kept])
         rows = live.states(whole, (0, 2, 4)).bfloat16().float()[kept]
         assert torch.equal(mended.states(index, mended.taps), rows)
-    assert by_length
     assert torch.equal(mended.shifted(-by).states(0, stock.taps), stock.states(0, stock.taps))
 
 
@@ -137,7 +133,7 @@ def test_cut_states_cut_the_record(tmp_path: Path) -> None:
 
 
 def test_bad_samples_are_left_out_and_bad_numbers_told(tmp_path: Path) -> None:
-    target, live = written(tmp_path, ids=True)
+    target, _ = written(tmp_path, ids=True)
     first, second = sorted(tmp_path.iterdir())[1:3]
     first.write_bytes(first.read_bytes()[:500])
     held = torch.load(second)

@@ -166,7 +166,7 @@ class Bomb:
 
 def spoilt(folder: Path, what: str) -> Path:
     path = folder / "a.pt"
-    torch.save([x for x in taps_of(0)], path)
+    torch.save(taps_of(0), path)
     whole = path.read_bytes()
     if what == "truncated":
         path.write_bytes(whole[: len(whole) // 2])

@@ -165,7 +165,10 @@ def _flat(value: Any, what: str, where: str) -> Tensor | None:
     """Ids or mask as [T], whatever empty dimensions it has, and lists of numbers too."""
     if value is None:
         return None
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where}: {what} is no row of numbers.", way_out="One entry a token.") from error
     if tensor.numel() != max(tensor.shape, default=0) or not tensor.numel():
         raise InputError(f"{where}: {what} {list(tensor.shape)} is no row of numbers.", way_out="One entry a token.")
     if what == "ids" and tensor.is_floating_point():

@@ -77,8 +77,8 @@ def _torch(path: Path, named: Path) -> Any:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise InputError(
-            f"{named} holds more than tensors, numbers, texts, lists and dictionaries; loading it could run code, so it "
-            f"is refused ({_reason(error)}).",
+            f"{named} holds more than tensors, numbers, texts, lists and dictionaries; loading it could run code, so "
+            f"it is refused ({_reason(error)}).",
             way_out="Write it again with tensors in plain lists or dictionaries alone.",
         ) from error
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Tensors that somebody saved by hand: any number of them as list, tuple, dictionary or one stack, with ids or without."""
+"""Tensors that somebody saved by hand: any number, as list, tuple, dictionary or one stack, with ids or without."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def parts(held: Any) -> Parts:
             states.append((field, value, None))
         else:
             left.append(field)
-    name = next((held[key] for key in NAMES if isinstance(held.get(key), str)), None) if isinstance(held, Mapping) else None
+    named = held if isinstance(held, Mapping) else {}
+    name = next((named[key] for key in NAMES if isinstance(named.get(key), str)), None)
     notes = (f"not used: {', '.join(left)}",) if left else ()
     return Parts(ids, mask, tuple(states), name=name, notes=notes)
 

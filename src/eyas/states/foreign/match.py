@@ -93,24 +93,20 @@ class ForeignStock:
     def placed(self, mapping: Mapping[str, int], last: int | None = None) -> ForeignStock:
         """The same with numbers for the fields in ``mapping``; ``last`` is the number that is tap n, if one is.
 
-        Fields without a number keep their names. Raises InputError for a field that is not stored or a number given twice.
+        Fields without a number keep their names. Raises InputError for a field not stored or a number given twice.
         """
         if unknown := [field for field in mapping if field not in self._fields]:
-            raise InputError(
-                f"{', '.join(unknown)} is not stored.", way_out=f"Stored are {', '.join(self._fields)}."
-            )
+            raise InputError(f"{', '.join(unknown)} is not stored.", way_out=f"Stored are {', '.join(self._fields)}.")
         if twice := [tap for tap, n in Counter(mapping.values()).items() if n > 1]:
             raise InputError(f"Tap {twice[0]} is given to two tensors.", way_out="Keep the better one.")
-        return ForeignStock(
-            self._foreign, self._matched, self._fields, numbers=mapping, last=last, offset=self._offset
-        )
+        return ForeignStock(self._foreign, self._matched, self._fields, numbers=mapping, last=last, offset=self._offset)
 
     def shifted(self, by: int) -> ForeignStock:
         """For states stored off by so many positions: row p + by is that of position p.
 
-            by = 1:   ids  x0 x1 x2 x3       by = -1:  ids     x0 x1 x2 x3
-                      rows r0 r1 r2 r3                 rows    r0 r1 r2 r3
-                      x0 gets r1, x3 is cut off        x1 gets r0, x0 is cut off
+        by = 1:   ids  x0 x1 x2 x3       by = -1:  ids     x0 x1 x2 x3
+                  rows r0 r1 r2 r3                 rows    r0 r1 r2 r3
+                  x0 gets r1, x3 is cut off        x1 gets r0, x0 is cut off
         """
         return ForeignStock(
             self._foreign,

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from eyas.states.foreign.parts import Parts, keys_of, unused
 from eyas.states.foreign.sample import EITHER_LAST
 
@@ -24,7 +26,7 @@ def recognises(held: Any) -> bool:
 
 def parts(held: Any) -> Parts:
     last, aux = held["hidden_states"], held["aux_hidden_states"]
-    tensors = (("hidden_states", last, EITHER_LAST),)
+    tensors: tuple[tuple[str, Tensor, str | None], ...] = (("hidden_states", last, EITHER_LAST),)
     if aux.numel():
         tensors = (("aux_hidden_states", aux, None), *tensors)
     name = held.get("conversation_id")

@@ -27,7 +27,9 @@ class Parts:
 
 def keys_of(held: Any) -> set[str]:
     """The names of the tensors in a file that is a dictionary."""
-    return {str(key) for key, value in held.items() if isinstance(value, Tensor)} if isinstance(held, Mapping) else set()
+    if not isinstance(held, Mapping):
+        return set()
+    return {str(key) for key, value in held.items() if isinstance(value, Tensor)}
 
 
 def unused(held: Mapping[str, Any], used: set[str]) -> tuple[str, ...]:

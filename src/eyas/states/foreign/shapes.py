@@ -56,7 +56,7 @@ def planes(value: Tensor, field: str, where: str, known: Known, usual: Axes | No
     ordered = value.permute(t, d) if stack is None else value.permute(stack, t, d)
     each = [ordered] if stack is None else list(ordered.unbind(0))
     if known.width and each[0].shape[1] > known.width:
-        each = [block for plane in each for block in plane.split(known.width, dim=1)]
+        each = [block for plane in each for block in torch.split(plane, known.width, dim=1)]
     return each, axes
 
 
@@ -89,8 +89,8 @@ def _axes(value: Tensor, field: str, where: str, known: Known, usual: Axes | Non
     found = _readings(value.ndim, tuple(sizes), known)
     if not found and known.width and known.length:  # cut states: the width alone tells
         found = _readings(value.ndim, tuple(sizes), Known(None, known.width))
-    if usual in found:
-        return usual  # type: ignore[return-value]
+    if usual is not None and usual in found:
+        return usual
     if len(found) > 1 and value.ndim == 3:  # of a stack there are fewer than positions, and far fewer than columns
         fewest = min(sizes[s] for s, _, _ in found if s is not None)
         found = [axes for axes in found if axes[0] is not None and sizes[axes[0]] == fewest]
@@ -101,7 +101,7 @@ def _axes(value: Tensor, field: str, where: str, known: Known, usual: Axes | Non
     if not found:
         raise InputError(
             f"{told} fits no reading with {expected}.",
-            way_out="Are these states of this target and this record? Expected is [T, D], [1, T, D] or a stack of them.",
+            way_out="Are these states of this target and record? Expected is [T, D], [1, T, D] or a stack of them.",
         )
     if len(found) > 1:
         raise Ambiguous(
@@ -114,7 +114,8 @@ def _axes(value: Tensor, field: str, where: str, known: Known, usual: Axes | Non
 def _readings(ndim: int, sizes: tuple[int, ...], known: Known) -> list[Axes]:
     found: list[Axes] = []
     for order in permutations(range(ndim)):
-        stack, t, d = (None, *order) if ndim == 2 else order
+        stack = None if ndim == 2 else order[0]
+        t, d = order[-2:]
         if known.length is not None and sizes[t] != known.length:
             continue
         if known.width is not None and sizes[d] % known.width:
