@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from eyas.errors import UsageError
 from eyas.records import Record
 
 Tap = int | str
@@ -33,3 +34,13 @@ class Stock(Protocol):
     def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
         """Taps of record ``index``, concatenated: [T, C*D], fp32."""
         ...
+
+
+def place_of(tap: Tap, held: Sequence[Tap]) -> int:
+    """Where ``tap`` stands among those held. Raises UsageError where it does not."""
+    try:
+        return held.index(tap)
+    except ValueError as error:
+        raise UsageError(
+            f"Tap {tap} is not among the states at hand.", way_out=f"These are: {', '.join(map(str, held))}."
+        ) from error

@@ -130,6 +130,10 @@ class StoredStates:
         )
         return States(tapped, target.norm(deepest).to(target.device))
 
+    def states_of(self, record: Record, taps: Sequence[int]) -> Tensor:
+        """``taps`` of one record, in the order given: [T, C*D], fp32. Raises InputError where it is not here."""
+        return self._read(record.input_ids, taps, torch.float32)[0]
+
     def _read(self, ids: np.ndarray, taps: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Taps [T, C*D] and tap n [T, D] of the record with these ids."""
         record_id = Record(ids, ids, "").id
