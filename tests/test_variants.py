@@ -136,12 +136,8 @@ def test_every_switch_that_is_tried_changes_what_is_said() -> None:
     of = tiny.drafter("llama", own_embedding=True)
     held = parts(of)
     base = facts(of)
-    stock = LiveStock(tiny.target("llama"), tiny.tiny_records(4, seed=3))
-    whole = {r.id: np.ones(r.seq_len, bool) for r in stock.records}
-    assert whole
-    pool = pools.make(
-        stock, tiny.target("llama"), {i: np.ones(r.seq_len, bool) for i, r in enumerate(stock.records)}, K
-    )
+    pool = whole_pool()
+    stock = pool.stock
     plain = pools.score(pool, held, base)
     assert plain is not None
     silent, tried = [], 0
@@ -281,7 +277,9 @@ def test_a_live_stock_holds_what_the_target_says() -> None:
 def whole_pool() -> pools.Pool:
     target = tiny.target("llama")
     stock = LiveStock(target, tiny.tiny_records(6, seed=3))
-    return pools.make(stock, target, {i: np.ones(r.seq_len, bool) for i, r in enumerate(stock.records)}, K)
+    return pools.make(
+        stock, pools.Truths(stock, target), {i: np.ones(r.seq_len, bool) for i, r in enumerate(stock.records)}, K
+    )
 
 
 def test_kept_is_what_a_plain_loop_keeps() -> None:
@@ -333,7 +331,7 @@ def test_the_truth_is_the_target_or_the_text() -> None:
     assert torch.equal(chunk.truth[wanted], target.logits(states.last).argmax(-1)[wanted])
     pool.stock.last = None  # type: ignore[misc]
     marks = {i: np.ones(r.seq_len, bool) for i, r in enumerate(pool.stock.records)}
-    (chunk,) = pools.make(pool.stock, target, marks, K).chunks
+    (chunk,) = pools.make(pool.stock, pools.Truths(pool.stock, target), marks, K).chunks
     following = chunk.batch.input_ids.roll(-1, 1)
     assert torch.equal(chunk.truth[wanted], following[wanted])
 

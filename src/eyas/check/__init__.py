@@ -38,6 +38,7 @@ from eyas.states.stock import Stock
 from eyas.target import Target
 from eyas.variants import feed
 from eyas.variants.parts import play
+from eyas.variants.pool import needed
 
 __all__ = ["Case", "check", "wiring_doubts"]
 
@@ -86,6 +87,7 @@ def check(
         compare_text_rules(case, manifest or {})
         look_at_prompts(case, records, target.tokenizer, manifest)
         stock = with_embedding(states, target) if states else LiveStock(target, held(records, target, limits))
+        settle_taps(case, stock)
         measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
         judge_curves(case)
         if wanted(case, sweeping, expect, states is not None):
@@ -175,6 +177,17 @@ def held(records: Sequence[Record], target: Target, limits: variants.Limits) -> 
     return kept
 
 
+def settle_taps(case: Case, stock: Stock) -> None:
+    """Of the readings that the ids allow, one whose states are at hand: nobody stores states for another."""
+    assert case.told is not None
+    told = case.told
+    lists = [told.declared["taps"], *(tuple(t) for all_ in told.taps_by_reader.values() for t in all_)]
+    stored = [taps for taps in lists if set(taps) <= set(stock.taps)]
+    if stored and told.declared["taps"] not in stored:
+        taps = {"taps": stored[0]}
+        case.told = replace(told, declared=told.declared | taps, configured=told.configured | taps)
+
+
 def measure(
     case: Case,
     stock: Stock,
@@ -189,6 +202,17 @@ def measure(
     trained = int(contract["depths"]) if contract is not None and "depths" in contract else DEPTHS
     depths = max(draft_tokens or trained, EXPECT_DRAFT_TOKENS)
     drafter = variants.build(case.parts, case.told.configured)
+    absent = [t for t in needed(case.told.configured, stock.last) if t not in stock.taps]
+    if absent:
+        case.not_checked.append(
+            NotChecked(
+                "curves",
+                f"tap {', '.join(map(str, absent))}, which is configured, is not among the states "
+                f"({', '.join(map(str, stock.taps))})",
+                needed=True,
+            )
+        )
+        return
     if drafter is None:
         case.not_checked.append(NotChecked("curves", "the files lack what their own config asks for", needed=True))
         return
@@ -209,13 +233,13 @@ def measure(
 
 def wanted(case: Case, sweeping: Sweeping, expect: float, stored: bool) -> bool:
     """Whether other readings are tried: always where the files do not settle how the drafter is run, or it is low."""
-    if case.measured is None or sweeping == "never":
+    if sweeping == "never":
         return False
     if sweeping == "always" or stored or wiring_doubts(case) is not None:
         return True
     if any(f.severity != "note" for f in case.findings):
         return True
-    lengths = case.measured.lengths
+    lengths = case.measured.lengths if case.measured else []
     value = lengths[EXPECT_DRAFT_TOKENS - 1].value if lengths else None
     return value is None or value < expect
 
@@ -225,7 +249,10 @@ def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Calla
     assert case.told is not None
     assert case.maps is not None
     told, layers = case.told, case.parts.target.num_layers
-    swept = variants.sweep(case.parts, stock, told.declared, layers, also=told.also, limits=limits, progress=tried)
+    base = {**told.declared, "vocab_map": vocabulary.proven(case.maps, case.parts.target.vocab_size)}
+    if any(t not in stock.taps for t in needed(base, stock.last)):  # start from what there is; every choice is tried
+        base["taps"] = tuple(stock.taps[: len(base["taps"])])
+    swept = variants.sweep(case.parts, stock, base, layers, also=told.also, limits=limits, progress=tried)
     if not swept.passes:
         case.not_checked.append(NotChecked("variants", "too little text to try other readings on", needed=True))
         return

@@ -17,12 +17,14 @@ FEW_UNITS_LEAST = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What one fact, set as configured in the reading that fits, costs against that reading."""
+    """What one fact, set as configured in the reading that fits, costs against that reading. ``score`` is None where
+    the states at hand do not let it be run as configured."""
 
     fact: str
     configured: Any
     trained: Any
-    score: Score
+    score: Score | None
+    fitting: Score
     difference: Difference
     z: float
     log_z: float
@@ -43,13 +45,15 @@ def losses(swept: Sweep, parts: variants.Parts, configured: Mapping[str, Any]) -
             continue
         got = score(swept.confirm, parts, {**best, fact: was})
         if got is None:
+            unknown = Difference(None, None, None)
+            found.append(Loss(fact, was, trained, None, fitting, unknown, 0.0, 0.0, False))
             continue
         z = z_of(fitting, got)
         worth = fitting.kept_per_slot - got.kept_per_slot > least * (1 + fitting.kept_per_slot)
         difference = paired_difference(fitting.lengths(), got.lengths())
         log_z = log_z_of(fitting, got)
         surely = z > bar or (z > variants.SUSPECT and log_z > bar)
-        found.append(Loss(fact, was, trained, got, difference, z, log_z, surely and worth))
+        found.append(Loss(fact, was, trained, got, fitting, difference, z, log_z, surely and worth))
     return sorted(found, key=lambda loss: -(loss.difference.value or 0.0))
 
 

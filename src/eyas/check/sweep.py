@@ -39,6 +39,9 @@ def judge(case: Case, lost: Sequence[Loss], *, num_layers: int) -> None:
             why = f"{name_of({loss.fact: loss.trained})} fits better; it has no name here"
             case.not_checked.append(NotChecked(loss.fact, why, needed=loss.proven))
             continue
+        if loss.score is None:
+            case.findings.append(_unrun(slug, loss, swept))
+            continue
         readers = [r for r, lists in readers_of.items() if any(same(tuple(t), loss.trained) for t in lists)]
         if loss.fact == "taps" and readers:
             case.findings.append(_by_reader(loss, readers, readers_of, swept))
@@ -93,6 +96,19 @@ def found(case: Case) -> dict[str, Any]:
     }
 
 
+def _unrun(slug: str, loss: Loss, swept: Sweep) -> Finding:
+    """As configured it could not be run, so nothing says that it would not do as well."""
+    kept = loss.fitting.kept_per_slot
+    return Finding(
+        slug,
+        "likely" if kept > ALIVE else "note",
+        f"The weights fit {name_of({loss.fact: loss.trained})}: {1 + kept:.2f} tokens a round. Configured is "
+        f"{name_of({loss.fact: loss.configured})}, of which the states at hand hold only a part.",
+        [Evidence(loss.fact, loss.configured, loss.trained, f"the best of {swept.tried} readings that could be run")],
+        rivals=[Rival("taps-differ", "states of every tap that is configured, or a target that runs")],
+    )
+
+
 def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) -> Finding:
     was, fits = name_of({loss.fact: loss.configured}), name_of({loss.fact: loss.trained})
     if not loss.proven:
@@ -103,7 +119,10 @@ def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) 
             f"text ({_gain(loss.difference)} tokens a round).",
             _evidence(loss, swept),
         )
+    assert loss.score is not None
     rivals = [r for r in _rivals(loss, swept, num_layers, named) if r.cause != slug]
+    if loss.fact in ("taps", "residual_kept") and not _every_tap(swept, num_layers) and _makeshift(loss):
+        rivals.append(Rival("taps-differ", "states of the layers that are not among those at hand"))
     kept = loss.score.kept_per_slot
     fatal = kept < DEADLY * (kept + (loss.difference.value or 0.0))
     return Finding(
@@ -116,8 +135,17 @@ def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) 
     )
 
 
+def _every_tap(swept: Sweep, num_layers: int) -> bool:
+    return {*range(num_layers + 1)} <= set(swept.confirm.stock.taps)
+
+
+def _makeshift(loss: Loss) -> bool:
+    """Whether what fits best is a drafter made do with less: a slot left empty, a residual left out."""
+    return loss.fact == "residual_kept" or None in loss.trained
+
+
 def _evidence(loss: Loss, swept: Sweep) -> list[Evidence]:
-    source = f"{len(loss.score.kept)} slots of {_units(swept)} that chose nothing"
+    source = f"{len(loss.fitting.kept)} slots of {_units(swept)} that chose nothing"
     return [
         Evidence(loss.fact, loss.configured, loss.trained, "the reading that fits best"),
         Evidence("tokens a round gained", _rounded(loss.difference), "interval above 0", source),

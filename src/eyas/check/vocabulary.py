@@ -21,6 +21,7 @@ from eyas.target import Target
 
 SAMPLE = 128
 CLEAR = 0.02  # a row's nearest token counts where no other is within this much of its cosine
+SURE = 32  # rows with a clear nearest token, at least, to start from what they say
 LIKE = 0.9  # share of sampled rows with a clear nearest token from which a head is one that was started so
 OPERATIONS = 2e12  # multiplications that recovering a whole map may cost
 
@@ -91,6 +92,18 @@ def _nearest(rows: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         which = torch.where(newer, top.indices[:, 0] + start, which)
         best = torch.cat((best, top.values), -1).topk(2, -1).values
     return which, (best[:, 0] - best[:, 1] > CLEAR) & (best[:, 0] > 0.3)
+
+
+def proven(maps: Maps, V: int) -> str:
+    """The reading to start from: as written, unless that cannot be and head rows or t2d show what it is."""
+    written = maps.alike.get(maps.written, 0.0)
+    others = [n for n in maps.ids if n != maps.written and maps.alike.get(n, 0.0) > LIKE]
+    if maps.clear >= SURE and written < 1 - LIKE and others:
+        return max(others, key=lambda n: maps.alike[n])
+    if maps.trouble(maps.written, V) is not None:
+        sound = [n for n in ("mask", "ids") if n in maps.ids and maps.trouble(n, V) is None]
+        return sound[0] if sound else maps.written
+    return maps.written
 
 
 def judge(tensors: Mapping[str, Tensor], maps: Maps, V: int) -> list[Finding]:

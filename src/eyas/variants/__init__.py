@@ -105,10 +105,11 @@ def sweep(
     """``also``: further changes to try first, such as what other readers make of the files."""
     began = time.perf_counter()
     first, second = pools.split(stock, limits.draft_tokens, limits.screen, limits.confirm, limits.seed)
-    screen = pools.make(stock, parts.target, first, limits.draft_tokens)
-    confirm = pools.make(stock, parts.target, second, limits.draft_tokens)
+    truths = pools.Truths(stock, parts.target)
+    screen = pools.make(stock, truths, first, limits.draft_tokens)
+    confirm = pools.make(stock, truths, second, limits.draft_tokens)
     at: dict[str, Any] = {**RIGHT, **base}
-    few = pools.make(stock, parts.target, pools.narrowed(first, taps.SLOTS), 1)
+    few = pools.make(stock, truths, pools.narrowed(first, taps.SLOTS), 1)
     passes: list[Pass] = []
     tried = 0
     while len(passes) < MAX_PASSES:
@@ -120,6 +121,7 @@ def sweep(
         if done.winner is None:
             break
         at = {**at, **done.winner.changes}
+    at = _pruned(at, {**RIGHT, **base}, parts, confirm)
     return Sweep(passes, at, screen, confirm, tried, time.perf_counter() - began)
 
 
@@ -206,7 +208,7 @@ def _confirm(done: Pass, confirm: Pool, parts: Parts, limits: Limits, progress: 
     better = [t for t in chosen if t.outcome == "better"]
     if better:
         done.winner = max(better, key=lambda t: t.confirmed.kept_per_slot if t.confirmed else 0.0)
-        done.ties = [t for t in chosen if t is not done.winner and _ties(t, done.winner)]
+        done.ties = [t for t in chosen if t is not done.winner and _ties(t, done.winner, bar)]
         for tie in done.ties:
             tie.outcome = "tied"
 
@@ -232,8 +234,23 @@ def _outcome(trial: Trial, base: Score, bar: float, least: float) -> Outcome:
     return "worse" if trial.z < -bar else "equal"
 
 
-def _ties(other: Trial, winner: Trial) -> bool:
+def _ties(other: Trial, winner: Trial, bar: float) -> bool:
     """Whether the confirming slots do not tell the two apart."""
     assert other.confirmed is not None
     assert winner.confirmed is not None
-    return z_of(winner.confirmed, other.confirmed) < 3.0 and other.outcome == "better"
+    if other.outcome != "better":
+        return False
+    apart = z_of(winner.confirmed, other.confirmed)
+    return apart < 3.0 and not (apart > 1.0 and log_z_of(winner.confirmed, other.confirmed) > bar)
+
+
+def _pruned(best: dict[str, Any], base: Facts, parts: Parts, confirm: Pool) -> dict[str, Any]:
+    """``best`` without what does not help it: a change found on the way may be of no use, or harm, in the end."""
+    changed = [fact for fact, value in best.items() if base.get(fact, RIGHT.get(fact)) != value]
+    kept = dict(best)
+    for fact in changed if len(changed) > 1 else ():
+        with_it = score(confirm, parts, kept)
+        without = score(confirm, parts, {**kept, fact: base.get(fact, RIGHT.get(fact))})
+        if with_it is not None and without is not None and z_of(with_it, without) < 1.0:
+            kept[fact] = base.get(fact, RIGHT.get(fact))
+    return kept

@@ -158,7 +158,7 @@ def _stretches(alive: Mapping[int, np.ndarray], order: Sequence[int], side: int,
 
 
 @torch.no_grad()
-def make(stock: Stock, target: Target, chosen: Mapping[int, np.ndarray], depths: int, batch_size: int = 8) -> Pool:
+def make(stock: Stock, truths: Truths, chosen: Mapping[int, np.ndarray], depths: int, batch_size: int = 8) -> Pool:
     records = stock.records
     by_record = len(chosen) >= FEW_RECORDS
     order = sorted(chosen, key=lambda i: (records[i].seq_len, i))
@@ -180,20 +180,36 @@ def make(stock: Stock, target: Target, chosen: Mapping[int, np.ndarray], depths:
             n = int(slots.valid[row, :, 0].sum())
             unit[row, :n] = units + (torch.zeros(n, dtype=torch.int64) if by_record else torch.arange(n) // STRETCH)
             units += 1 if by_record else -(-n // STRETCH)
-        truth = _truth(stock, target, batch, objective.label_positions(slots, T))
+        known = pad_sequence([truths.of(i) for i in some], batch_first=True, padding_value=-1)
+        truth = torch.where(objective.label_positions(slots, T), known, -1)
         chunks.append(Chunk(batch, slots, truth, unit))
     return Pool(stock, chunks, units, depths)
 
 
-def _truth(stock: Stock, target: Target, batch: batches.Batch, wanted: Tensor) -> Tensor:
-    truth = torch.full_like(batch.input_ids, -1)
-    if stock.last is None:
-        following = torch.cat((batch.input_ids[:, 1:], batch.input_ids[:, -1:]), 1)
-        truth[wanted] = following[wanted]
-        return truth
-    last = _padded([stock.states(i, (stock.last,)) for i in batch.index])
-    truth[wanted] = objective.greedy(target, target.norm(last[wanted].to(target.device))).cpu()
-    return truth
+class Truths:
+    """What must be said after each position of a record, [T]: worked out once, for the head is the dearest part of a
+    target that does not run."""
+
+    def __init__(self, stock: Stock, target: Target) -> None:
+        self._stock, self._target = stock, target
+        self._known: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def of(self, index: int) -> Tensor:
+        """Target ids; -1 where nothing asks for them."""
+        if index in self._known:
+            return self._known[index]
+        record = self._stock.records[index]
+        ids = torch.from_numpy(record.input_ids.astype(np.int64))
+        following = torch.cat((ids[1:], ids[-1:]))
+        if self._stock.last is not None:
+            asked = torch.from_numpy(record.loss_mask.copy())
+            asked[:-1] |= asked[1:].clone()  # the position before a response token is asked for it
+            last = self._stock.states(index, (self._stock.last,))[asked]
+            following = torch.full_like(ids, -1)
+            following[asked] = objective.greedy(self._target, self._target.norm(last.to(self._target.device))).cpu()
+        self._known[index] = following
+        return following
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from torch import Tensor
+
 from eyas.states.stock import Stock, Tap
 from eyas.variants.parts import NORMS, SHUFFLES, Facts, Parts
 from eyas.variants.pool import FINAL
@@ -24,7 +26,7 @@ def candidates(base: Facts, parts: Parts, stock: Stock, num_layers: int) -> Iter
     for fact, values in (
         ("taps", tap_lists(base["taps"], stock, num_layers)),
         ("vocab_map", parts.maps),
-        ("embedding", ("own", "target")),
+        ("embedding", _embeddings(parts)),
         ("head", ("own", "target")),
         ("fc_norm", _fc_norms(base, parts)),
         ("residual", ("before hidden_norm", "after hidden_norm")),
@@ -44,7 +46,15 @@ def candidates(base: Facts, parts: Parts, stock: Stock, num_layers: int) -> Iter
 
 
 def tap_lists(taps: Sequence[Any], stock: Stock, n: int) -> Iterator[tuple[Any, ...]]:
-    """Other lists of as many taps: moved by a layer, the engines' default, other orders, one missing."""
+    """Other lists of as many taps: moved by a layer, the engines' default, other orders, one missing. Never a tap
+    twice: no engine can feed it."""
+    for found in _tap_lists(taps, stock, n):
+        fed = [t for t in found if t is not None]
+        if len(set(fed)) == len(fed):
+            yield found
+
+
+def _tap_lists(taps: Sequence[Any], stock: Stock, n: int) -> Iterator[tuple[Any, ...]]:
     there = set(stock.taps)
     taps = tuple(taps)
     if all(isinstance(t, int) for t in taps):
@@ -74,6 +84,21 @@ def _choices(taps: Sequence[Tap], count: int) -> Iterator[tuple[Tap, ...]]:
     for i in range(len(taps) - count + 1):
         for rest in _choices(taps[i + 1 :], count - 1):
             yield (taps[i], *rest)
+
+
+def _embeddings(parts: Parts) -> Iterator[str]:
+    yield "target"
+    own = parts.tensors.get("embed_tokens.weight")
+    if own is not None and not _same_rows(own, parts.target.embedding):
+        yield "own"
+
+
+def _same_rows(own: Tensor, theirs: Tensor) -> bool:
+    """By every 97th row: a copy in another precision is still a copy."""
+    if own.shape != theirs.shape:
+        return False
+    a, b = own[::97].float(), theirs[::97].float().to(own.device)
+    return bool((a - b).norm() < 0.01 * b.norm())
 
 
 def _fc_norms(base: Facts, parts: Parts) -> Iterator[str]:

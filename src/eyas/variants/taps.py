@@ -68,5 +68,6 @@ def search(
             break
         reached, last_moved, at = best
         here = best_score
-    found.best = at
+    if len(set(at)) == len(at):  # a tap twice may lie on the way, but no engine can feed it
+        found.best = at
     return found
