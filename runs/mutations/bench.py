@@ -22,6 +22,7 @@ from torch import Tensor
 
 from eyas import curve, files, provenance
 from eyas.check import check
+from eyas.cli import check as cli_check
 from eyas.errors import EyasError
 from eyas.records import Record
 from eyas.results import LengthCounts
@@ -95,9 +96,8 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
     A folder with its contract is checked as a user would, the target running. Without, everything has to be measured
     and the target's states come from the bank.
     """
-    for given, what in ((subject.samples, "--states"), (subject.log, "--observed"), (subject.engine, "--engine")):
-        if given is not None:
-            raise NotYet(f"check has no {what} yet")
+    if subject.samples is not None:
+        raise NotYet("states of files are not placed yet")
     stock = None if row.mutation.keeps_contract else BankStock(row.bed.bank, subject.records)
     with tempfile.TemporaryDirectory() as place:
         folder = subject.write(Path(place) / "drafter")
@@ -109,6 +109,8 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
                 name=row.bed.name,
                 manifest=subject.manifest,
                 states=stock,
+                engine=subject.engine,
+                evidence=_beside(subject, row.bed, Path(place)),
             )
         except EyasError as error:
             return {"verdict": "undecided", "confident": False, "findings": [], "not_checked": [str(error)]}
@@ -116,6 +118,15 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
             return {"verdict": CRASHED, "confident": False, "findings": [], "not_checked": [traceback.format_exc()]}
         told: dict[str, Any] = json.loads(json.dumps(result.to_json()))
         return told
+
+
+def _beside(subject: Subject, bed: Bed, place: Path) -> list[Any]:
+    """The steps that ``eyas check --engine --flags --observed`` adds."""
+    log = None
+    if subject.log is not None:
+        log = place / "engine.log"
+        log.write_text(subject.log, encoding="utf-8")
+    return cli_check.beside(str(log) if log else None, subject.engine, None, subject.flags, bed.target.spec)
 
 
 def cost(bed: Bed, subject: Subject) -> score.Loss:

@@ -17,6 +17,7 @@ import numpy as np
 from eyas import checkpoint, curve, provenance, variants
 from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
+from eyas.check.engine import spell_fixes
 from eyas.check.losses import losses
 from eyas.check.prompts import look_at_prompts
 from eyas.checkpoint import NotFinite, TwoNorms
@@ -39,6 +40,7 @@ from eyas.target import Target
 from eyas.variants import feed
 from eyas.variants.parts import play
 from eyas.variants.pool import needed
+from eyas.variants.table import same_rows
 
 __all__ = ["Case", "check", "wiring_doubts"]
 
@@ -65,6 +67,7 @@ def check(
     expect: float = EXPECT,
     states: Stock | None = None,
     sweeping: Sweeping = "auto",
+    engine: str | None = None,
     limits: variants.Limits = variants.Limits(),  # noqa: B008 - frozen
     arguments: Mapping[str, object] | None = None,
     evidence: Sequence[Callable[[Case], None]] = (),
@@ -75,7 +78,8 @@ def check(
 
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
     the stock. ``sweeping``: whether other readings of the files are tried; "auto" does where anything speaks for it.
-    ``progress`` hears the records walked, ``tried`` the readings.
+    ``engine`` (NAME[==VERSION]) is the one that fixes are spelled for, else the usual ones are. ``progress`` hears
+    the records walked, ``tried`` the readings.
     ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
     """
     began = time.perf_counter()
@@ -92,6 +96,7 @@ def check(
         judge_curves(case)
         if wanted(case, sweeping, expect, states is not None):
             try_readings(case, stock, limits, tried)
+            spell_fixes(case, engine, target)
         else:
             why = "the contract is whole and the curve is as expected" if sweeping == "auto" else "--quick"
             case.not_checked.append(NotChecked("variants", f"{why}; --sweep tries other readings of these files"))
@@ -142,6 +147,10 @@ def load_weights(case: Case, target: Target) -> None:
     case.findings += vocabulary.judge(tensors, case.maps, target.vocab_size)
     case.parts = variants.read_parts(case.files, tensors, target, case.maps.ids)
     case.told = reading.told(case.files, target, case.maps)
+    own = tensors.get("embed_tokens.weight")
+    if own is not None and same_rows(own, target.embedding):  # a copy of the target's is as good as sharing it
+        same = {"embedding": "target"}
+        case.told = replace(case.told, declared=case.told.declared | same, configured=case.told.configured | same)
 
 
 def compare_text_rules(case: Case, manifest: Mapping[str, Any]) -> None:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from eyas.check.case import Case
-from eyas.contract import Contract
+from eyas.check.sweep import found
+from eyas.contract import Contract, from_json
 from eyas.dialects import engines
 from eyas.dialects.wiring import CannotExpress, Runner, TargetFacts
 from eyas.errors import CheckpointError
-from eyas.results import Finding, NotChecked
+from eyas.results import NotChecked
 from eyas.show import judge, keys, read_files, spelling, understand
+from eyas.target import Target
 
 # Spelled for when no engine was asked about: the newest of both, and SGLang builds that count layers otherwise.
 USUAL = ("vllm", "sglang", "sglang==0.5.12.post1", "sglang==0.5.12.post1+minus-one")
@@ -39,14 +41,14 @@ def judge_engine(
         files = read_files(folder)
         meant, _ = understand(files, folder, target)
         host = target or engines.host_of(meant.contract)
-        found = keys.findings(files, meant, host)
+        all_found = keys.findings(files, meant, host)
         for one in engines.each_runner([asked]):
-            found += judge(meant, one.dialect.wire(files, host, one.launch), files, host, one)
+            all_found += judge(meant, one.dialect.wire(files, host, one.launch), files, host, one)
     except CheckpointError as error:
         case.not_checked.append(NotChecked("engine", error.message))
         return
     told = {finding.cause for finding in case.findings if finding.cause in ("contract-missing", "ids-odd")}
-    for finding in found:
+    for finding in all_found:
         if finding.cause in told and finding.severity == "note":
             continue
         if finding.rivals and finding.severity == "likely":
@@ -75,7 +77,40 @@ def spelled_for(engine: str | None, contract: Contract, config: Mapping[str, Any
     return "\n".join(f"{', '.join(names)}: {words}" for words, names in lines.items())
 
 
-def spelled_fix(engine: str | None, finding: Finding, contract: Contract, case: Case, target: TargetFacts) -> Finding:
-    """``finding`` with the spelling of ``contract`` as its fix."""
+# Facts that a config spells; the others are in the weights or in the engine.
+SPELLED = frozenset({"taps", "rope", "feedback", "fc_norm", "residual", "window"})
+
+
+def spell_fixes(case: Case, engine: str | None, target: Target) -> None:
+    """Give the measured findings about what a config spells the exact keys to write, as the drafter fits."""
     assert case.files is not None
-    return replace(finding, fix=spelled_for(engine, contract, case.files.config, target))
+    facts = {loss.fact for loss in case.lost if loss.proven} & SPELLED
+    contract = fitting(case)
+    if not facts or contract is None:
+        return
+    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    try:
+        words = spelled_for(engine, contract, case.files.config, host)
+    except CheckpointError as error:
+        words = f"It cannot be spelled here: {error.message}"
+    case.findings = [
+        replace(f, fix=f"{f.fix}\n{words}")
+        if f.severity != "note" and f.evidence and f.evidence[0].measure in facts
+        else f
+        for f in case.findings
+    ]
+
+
+def fitting(case: Case) -> Contract | None:
+    """The contract of the reading that fits, as far as a contract can say it."""
+    told = found(case)["contract"]
+    if told is None:
+        return None
+    contract = from_json(told, case.name)
+    kept = {
+        name: fact
+        for name, fact in contract.facts.items()
+        if not (name == "vocab_map" and fact.value not in ("offsets", "ids", "none"))
+        and not (name == "taps" and any(not isinstance(t, int) for t in fact.value))
+    }
+    return Contract(kept) if "taps" in kept else None

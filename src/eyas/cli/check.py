@@ -71,7 +71,7 @@ def check(
         raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
-    beside = _beside(observed, engine, runner, flags, target)
+    beside = beside(observed, engine, runner, flags, target)
     folder = resolve.drafter(checkpoint)
     file = records or folder / HELD_OUT
     if records is None and not file.exists():
@@ -101,6 +101,7 @@ def check(
             manifest=read_manifest(file),
             draft_tokens=draft_tokens,
             expect=expect,
+            engine=engine,
             sweeping="never" if quick else "always" if sweep else "auto",
             arguments=arguments,
             evidence=beside,
@@ -115,7 +116,7 @@ def check(
     sys.exit(exit_code(result.verdict, fail_on == "weak"))
 
 
-def _beside(
+def beside(
     observed: str | None, engine: str | None, runner: Literal["v1", "v2"] | None, flags: str | None, target: str
 ) -> list[Callable[[Case], None]]:
     """Steps about what lies beside the files: the engine asked about, its log. A log that says nothing stops here."""

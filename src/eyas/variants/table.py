@@ -89,11 +89,11 @@ def _choices(taps: Sequence[Tap], count: int) -> Iterator[tuple[Tap, ...]]:
 def _embeddings(parts: Parts) -> Iterator[str]:
     yield "target"
     own = parts.tensors.get("embed_tokens.weight")
-    if own is not None and not _same_rows(own, parts.target.embedding):
+    if own is not None and not same_rows(own, parts.target.embedding):
         yield "own"
 
 
-def _same_rows(own: Tensor, theirs: Tensor) -> bool:
+def same_rows(own: Tensor, theirs: Tensor) -> bool:
     """By every 97th row: a copy in another precision is still a copy."""
     if own.shape != theirs.shape:
         return False
