@@ -71,7 +71,7 @@ def check(
         raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
-    beside = beside(observed, engine, runner, flags, target)
+    steps = beside(observed, engine, runner, flags, target)
     folder = resolve.drafter(checkpoint)
     file = records or folder / HELD_OUT
     if records is None and not file.exists():
@@ -104,7 +104,7 @@ def check(
             engine=engine,
             sweeping="never" if quick else "always" if sweep else "auto",
             arguments=arguments,
-            evidence=beside,
+            evidence=steps,
             progress=progress,
             tried=tried,
         )
