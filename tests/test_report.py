@@ -160,7 +160,7 @@ def test_outside_text_is_printed_not_obeyed() -> None:
     hostile = "[red]x[/red] [link=file:///etc] \x1b[2J\x07"
     found = Finding("taps-off-by-one", "fatal", hostile, [Evidence(hostile, hostile, None, hostile)])
     text = printed(result(findings=[found], not_checked=[NotChecked(hostile, hostile)]), width=400)
-    assert text.count("[red]x[/red]") == 6
+    assert text.count("[red]x[/red]") == 7
     assert "\x1b" not in text
     assert "\x07" not in text
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from eyas import checkpoint, curve, provenance, variants
-from eyas.check import reading, sweep, vocabulary
+from eyas.check import placing, reading, sweep, vocabulary
 from eyas.check.case import Case
-from eyas.check.engine import spell_fixes
+from eyas.check.engine import layers_meant, spell_fixes
 from eyas.check.losses import losses
+from eyas.check.placing import place
 from eyas.check.prompts import look_at_prompts
 from eyas.checkpoint import NotFinite, TwoNorms
 from eyas.errors import CheckpointError
@@ -34,6 +35,8 @@ from eyas.results import (
     too_few_records,
 )
 from eyas.states.embedded import with_embedding
+from eyas.states.foreign import ForeignStock
+from eyas.states.given import Held
 from eyas.states.live import LiveStock, bytes_needed
 from eyas.states.stock import Stock
 from eyas.target import Target
@@ -66,6 +69,8 @@ def check(
     draft_tokens: int | None = None,
     expect: float = EXPECT,
     states: Stock | None = None,
+    form: str = "eyas",
+    notes: Sequence[str] = (),
     sweeping: Sweeping = "auto",
     engine: str | None = None,
     limits: variants.Limits = variants.Limits(),  # noqa: B008 - frozen
@@ -77,9 +82,9 @@ def check(
     """Check the drafter in ``folder`` on its target and some records of the target's own text.
 
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
-    the stock. ``sweeping``: whether other readings of the files are tried; "auto" does where anything speaks for it.
-    ``engine`` (NAME[==VERSION]) is the one that fixes are spelled for, else the usual ones are. ``progress`` hears
-    the records walked, ``tried`` the readings.
+    the stock; ``form`` and ``notes`` say whose states they are and what is odd about them. ``sweeping``: whether other
+    readings of the files are tried; "auto" does where anything speaks for it. ``engine`` (NAME[==VERSION]) is the one
+    that fixes are spelled for, else the usual ones are. ``progress`` hears the records walked, ``tried`` the readings.
     ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
     """
     began = time.perf_counter()
@@ -90,7 +95,10 @@ def check(
     if not case.stopped:
         compare_text_rules(case, manifest or {})
         look_at_prompts(case, records, target.tokenizer, manifest)
-        stock = with_embedding(states, target) if states else LiveStock(target, held(records, target, limits))
+        if states is None:
+            stock: Stock = LiveStock(target, held(records, target, limits))
+        else:
+            stock = placed(case, states, target, form, notes, engine)
         settle_taps(case, stock)
         measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
         judge_curves(case)
@@ -186,6 +194,20 @@ def held(records: Sequence[Record], target: Target, limits: variants.Limits) -> 
     return kept
 
 
+def placed(case: Case, states: Stock, target: Target, form: str, notes: Sequence[str], engine: str | None) -> Stock:
+    """Stored states, their tensors named by the taps they are, and with tap 0, which is always at hand."""
+    assert case.told is not None
+    assert case.files is not None
+    if isinstance(states, ForeignStock):
+        placement = place(states, target, layers_meant(case.files, case.told, engine, target))
+        case.states = placing.to_json(placement, form, len(states.records), notes)
+        case.guessed = placement.guessed
+        mapping = placing.numbered(placement.mapping)
+        last = mapping.get(placement.last) if placement.last else None
+        states = states.placed(mapping, last)
+    return with_embedding(Held(states), target)
+
+
 def settle_taps(case: Case, stock: Stock) -> None:
     """Of the readings that the ids allow, one whose states are at hand: nobody stores states for another."""
     assert case.told is not None
@@ -269,6 +291,8 @@ def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Calla
     case.lost = losses(swept, case.parts, told.configured)
     before = len(case.findings)
     sweep.judge(case, case.lost, num_layers=layers)
+    if case.guessed:
+        case.findings[before:] = [sweep.by_order_alone(f) for f in case.findings[before:]]
     case.findings = sweep.settled(case.findings[:before], case.findings[before:])
     if any(loss.proven for loss in case.lost) and not any(f.severity != "note" for f in case.findings[before:]):
         # The files allow the reading that fits: that is the drafter, on as much text as its states are held of.
@@ -383,6 +407,7 @@ def conclude(case: Case, target: Target, expect: float, arguments: Mapping[str, 
         accept_length=lengths,
         configured={"facts": case.told.configured, "by": case.told.by} if case.told else None,
         found=sweep.found(case),
+        states=case.states,
         sweep=sweep.to_json(case.swept, layers, case.told.named) if case.swept and case.told else None,
         findings=case.findings,
         not_checked=case.not_checked,

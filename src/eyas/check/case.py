@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from eyas import curve, variants
 from eyas.check.losses import Loss
@@ -29,6 +30,10 @@ class Case:
     measured: curve.Measured | None = None
     swept: variants.Sweep | None = None
     lost: list[Loss] = field(default_factory=list)
+    states: dict[str, Any] | None = None
+    """Which stored tensor was taken for which tap, and why."""
+    guessed: bool = False
+    """Whether some were taken for a tap by their order alone."""
 
     @property
     def stopped(self) -> bool:

@@ -67,6 +67,14 @@ def _settled(finding: Finding, explained: Sequence[Finding]) -> Finding:
     return finding
 
 
+def by_order_alone(finding: Finding) -> Finding:
+    """A finding about taps where which layers the stored tensors are was told by their order alone."""
+    if finding.kind != "taps" or finding.severity == "note":
+        return finding
+    tell = "whoever stored the states, or a target that runs: which layers they are was told by their order alone"
+    return replace(finding, rivals=[*finding.rivals, Rival("taps-ambiguous", tell)])
+
+
 def found(case: Case) -> dict[str, Any]:
     """The contract that fits best, how far it is ahead of the next, and what changes on the way to it."""
     contract = case.files.contract if case.files else None

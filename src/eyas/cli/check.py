@@ -29,6 +29,12 @@ def check(
         Path | None,
         typer.Option("--records", "-r", help="Held-out records; default: those in the checkpoint."),
     ] = None,
+    states: Annotated[
+        Path | None,
+        typer.Option(
+            "--states", help="Stored states, of any trainer: the target does not run, only its ends are read."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first N records.")] = None,
     draft_tokens: Annotated[
         int | None, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Deepest walk.")
@@ -66,6 +72,7 @@ def check(
     from eyas.prepare import read_manifest
     from eyas.report import page, terminal
     from eyas.results import exit_code
+    from eyas.states.given import given
 
     if quick and sweep:
         raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
@@ -74,19 +81,30 @@ def check(
     steps = beside(observed, engine, runner, flags, target)
     folder = resolve.drafter(checkpoint)
     file = records or folder / HELD_OUT
-    if records is None and not file.exists():
+    if records is None and states is None and not file.exists():
         raise UsageError(
             f"{checkpoint} carries no held-out records.",
             way_out="Pass --records FILE, made by `eyas prepare`.",
         )
-    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
-    chosen = list(reading.fit(reading.read(file, vocab_size=loaded.vocab_size, limit=limit), loaded.max_positions))
+    if states is None:
+        loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+    else:
+        loaded = common.load_ends(target, dtype, device, trust_remote_code)
+    chosen = None
+    if records is not None or states is None:
+        read = reading.read(file, vocab_size=loaded.vocab_size, limit=limit)
+        chosen = list(reading.fit(read, loaded.max_positions))
+    stock, form, notes = given(states, loaded, chosen) if states is not None else (None, "eyas", ())
+    if stock is not None:
+        chosen = list(stock.records)
+    assert chosen is not None
     arguments = {
         "verb": "check",
         "checkpoint": checkpoint,
         "target": target,
         "dtype": dtype,
         "records": file.name,
+        "states": states.name if states else None,
         "limit": limit,
         "observed": observed,
         "engine": engine,
@@ -98,9 +116,12 @@ def check(
             loaded,
             chosen,
             name=checkpoint,
-            manifest=read_manifest(file),
+            manifest=read_manifest(file) if file.exists() else None,
             draft_tokens=draft_tokens,
             expect=expect,
+            states=stock,
+            form=form,
+            notes=notes,
             engine=engine,
             sweeping="never" if quick else "always" if sweep else "auto",
             arguments=arguments,

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from eyas.report import pictures, words
+from eyas.report import pictures, sweep, sweep_pictures, words
 from eyas.report.pictures import training_picture
 
 __all__ = ["Picture", "Section", "Table", "check_page", "page", "training_picture"]
@@ -115,16 +115,47 @@ def _one_drafter(result: Json, *, alone: bool) -> list[Section]:
     name = str(result["checkpoint"])
     target = f" for {result['target']}" if result.get("target") else ""
     missing = [_missing(left_out) for left_out in result["not_checked"]]
-    sections = [Section(f"{name}{target}", verdict=result["verdict"])]
+    word = sweep.first_word(result)
+    sections = [Section(f"{name}{target}", verdict=result["verdict"], paragraphs=[word] if word else [])]
     if alone:
         sections.append(_pictures([result]))
     sections += [
+        _sweep(result),
         Section("Findings", paragraphs=() if result["findings"] else ("None.",), findings=result["findings"]),
         Section("Not checked", paragraphs=missing or ("Nothing was left out.",)),
         Section("Numbers", tables=[table for table in (_depths(result), _lengths(result)) if table.rows]),
         Section("How this was made", facts=_facts(result)),
     ]
     return [s for s in sections if s.verdict or s.paragraphs or s.pictures or s.tables or s.findings or s.facts]
+
+
+def _sweep(result: Json) -> Section:
+    told = sweep.told(result)
+    if told is None:
+        return Section("Other readings")
+    drawn = (
+        (
+            sweep_pictures.reading_picture(result),
+            "Tokens a round that other readings of the files gain, with 95 % intervals.",
+        ),
+        (sweep_pictures.tap_picture(result), _TAP_CAPTION),
+    )
+    tables = (
+        Table("Configured otherwise than it fits.", ["fact", "configured", "fits"], sweep.changes(result)),
+        Table("Readings that were confirmed.", ["reading", "tokens a round gained", "outcome"], sweep.readings(result)),
+    )
+    return Section(
+        "Other readings",
+        paragraphs=[told],
+        pictures=[Picture(svg, caption) for svg, caption in drawn if svg],
+        tables=[table for table in tables if table.rows],
+    )
+
+
+_TAP_CAPTION = (
+    "Every tap tried in every slot of fc, the others as configured: the darker, the likelier it makes what the target "
+    "says. A ring marks what is configured, a cross the best; both on one cell is as it should be."
+)
 
 
 def _missing(left_out: Json) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from eyas.report import words
@@ -196,3 +197,49 @@ def _told(lines: Sequence[Line]) -> str:
         values = [f"{p.value:.2f} at {p.x:g}" for p in line.points if p.value is not None]
         told.append(f"{words.plain(line.name)}: {', '.join(values) or 'no points'}.")
     return " ".join(told) or "There is nothing to show."
+
+
+def bars_picture(names: Sequence[str], values: Sequence[tuple[float, float | None, float | None]], label: str) -> str:
+    """A dot a name with its interval, best on top, zero marked."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(6.0, 0.5 + 0.32 * len(names)), layout="constrained")
+        axes = figure.subplots()
+        for row, (value, low, high) in enumerate(values):
+            if low is not None and high is not None:
+                axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=1.6)
+            axes.plot([value], [row], "o", color=COLOURS[0], markersize=5)
+        axes.axvline(0.0, color=_INK, linewidth=0.8)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(label)
+        return _svg(figure, "Tokens a round gained by other readings")
+
+
+def matrix_picture(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], configured: Sequence[str]
+) -> str:
+    """Cells darker where the value is higher, each row on its own scale; a ring where it is configured, a cross on the
+    best."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(6.0, 0.7 + 0.4 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        axes.grid(visible=False)
+        for y, row in enumerate(values):
+            known = [v for v in row if v is not None]
+            low, high = (min(known), max(known)) if known else (0.0, 1.0)
+            for x, value in enumerate(row):
+                strength = 0.0 if value is None or high == low else (value - low) / (high - low)
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[0], alpha=0.06 + 0.9 * strength**2))
+                if value is not None and value == high:
+                    axes.plot([x], [y], "x", color=_INK, markersize=6)
+            if configured[y] in columns:
+                axes.plot([columns.index(configured[y])], [y], "o", color=_INK, fillstyle="none", markersize=11)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        step = max(1, len(columns) // 16)
+        axes.set_xticks(range(0, len(columns), step), columns[::step])
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_xlabel("tap")
+        return _svg(figure, "How likely each tap in each slot makes the truth")

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from eyas.report import words
+from eyas.report import sweep, words
 
 Json = Mapping[str, Any]
 
@@ -36,6 +36,7 @@ def print_check(result: Json, console: Console) -> None:
     _verdict(result, console)
     _curves(result["curves"], console)
     _lengths(result["accept_length"], result["expect"], console)
+    _sweep(result, console)
     print_findings(result["findings"], console)
     _not_checked(result["not_checked"], console)
     _closing(result, console)
@@ -47,6 +48,8 @@ def _verdict(result: Json, console: Console) -> None:
     console.print(Text.assemble((verdict.upper(), f"bold {colour}"), "  ", words.MEANING.get(verdict, "")))
     names = [words.plain(result[key]) for key in ("checkpoint", "target") if result.get(key)]
     console.print(Text(" for target ".join(names), style="dim"))
+    if word := sweep.first_word(result):
+        console.print(Text(word, style="bold"))
 
 
 def _curves(curves: Json, console: Console) -> None:
@@ -92,6 +95,27 @@ def _lengths(lengths: Sequence[Json], expect: float, console: Console) -> None:
     console.print()
     console.print(table)
     console.print(Text(f"expected at 4 drafted tokens: {expect:g} or more", style="dim"))
+
+
+def _sweep(result: Json, console: Console) -> None:
+    told = sweep.told(result)
+    if told is None:
+        return
+    console.print()
+    if rows := sweep.changes(result):
+        table = Table(title="Configured otherwise than it fits", title_justify="left", title_style="bold")
+        for heading in ("fact", "configured", "fits"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(words.plain(cell)) for cell in row))
+        console.print(table)
+    table = Table(title="Other readings, tokens a round gained", title_justify="left", title_style="bold")
+    for heading in ("reading", "gained", "outcome"):
+        table.add_column(heading, overflow="fold")
+    for row in sweep.readings(result):
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print(Text(told, style="dim"))
 
 
 def print_findings(findings: Sequence[Json], console: Console) -> None:

@@ -185,6 +185,7 @@ class CheckResult:
     configured: dict[str, Any] | None = None
     found: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] | None = None
+    states: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     expect: float = EXPECT
@@ -213,6 +214,7 @@ class CheckResult:
             "configured": self.configured,
             "found": self.found,
             "sweep": self.sweep,
+            "states": self.states,
             "findings": [f.to_json() for f in graver_first(self.findings)],
             "not_checked": [n.to_json() for n in self.not_checked],
             "expect": self.expect,
