@@ -113,7 +113,10 @@ def sweep(
     passes: list[Pass] = []
     tried = 0
     while len(passes) < MAX_PASSES:
-        done = _pass(parts, stock, (few, screen, confirm), at, num_layers, also if not passes else (), limits, progress)
+        before = passes[-1].taps if passes else None
+        searched = tuple(before.best) if before and before.settled else ()
+        more = also if not passes else ()
+        done = _pass(parts, stock, (few, screen, confirm), at, num_layers, more, searched, limits, progress)
         if done is None:
             break
         passes.append(done)
@@ -132,6 +135,7 @@ def _pass(
     base: dict[str, Any],
     num_layers: int,
     also: Sequence[Mapping[str, Any]],
+    searched: tuple[Any, ...],
     limits: Limits,
     progress: Callable[[str], None],
 ) -> Pass | None:
@@ -147,12 +151,16 @@ def _pass(
         tried = score(screen, parts, {**base, **change}, depths=limits.screen_depths)
         if tried is not None:
             done.trials.append(Trial(change, tried, here))
-    done.taps = taps.search(few, parts, stock, base, progress)
-    if done.taps is not None and tuple(done.taps.best) not in {tuple(t.changes.get("taps", ())) for t in done.trials}:
-        change = {"taps": done.taps.best}
-        if done.taps.best != tuple(base["taps"]) and (tried := score(
-            screen, parts, {**base, **change}, depths=limits.screen_depths)):  # fmt: skip
-            done.trials.append(Trial(change, tried, here))
+    if tuple(base["taps"]) != searched:  # the search ends where no single change helps
+        done.taps = taps.search(few, parts, stock, base, progress)
+    if done.taps is not None and done.taps.best != tuple(base["taps"]):
+        known = {tuple(t.changes["taps"]) for t in done.trials if "taps" in t.changes}
+        # Few slots chose it by a hair's breadth perhaps: its neighbours come along, and more slots decide.
+        for found in (done.taps.best, *table.neighbours(done.taps.best, stock)):
+            if found not in known and found != tuple(base["taps"]):
+                tried = score(screen, parts, {**base, "taps": found}, depths=limits.screen_depths)
+                if tried is not None:
+                    done.trials.append(Trial({"taps": found}, tried, here))
     if there.kept_per_slot < DEAD and not _promising(done.trials):
         done.trials += _pairs(screen, parts, base, here, done.trials, limits)
     _confirm(done, confirm, parts, limits, progress)
@@ -193,6 +201,11 @@ def _confirm(done: Pass, confirm: Pool, parts: Parts, limits: Limits, progress: 
     by_kept = sorted(done.trials, key=lambda t: (-t.screened.kept_per_slot, -t.screened.log_p))
     by_log = sorted(done.trials, key=lambda t: -t.screened.log_p)
     chosen: list[Trial] = []
+    ahead = [
+        t for t in done.trials if t.screened.kept_per_slot > t.base.kept_per_slot or t.screened.log_p > t.base.log_p
+    ]
+    by_kept = [t for t in by_kept if t in ahead] or by_kept[:1]  # what is behind in both needs no second look
+    by_log = [t for t in by_log if t in ahead]
     for trial in (*by_kept[: limits.finalists - 1], *by_log):
         if len(chosen) < limits.finalists and trial not in chosen:
             chosen.append(trial)

@@ -61,6 +61,7 @@ def _tap_lists(taps: Sequence[Any], stock: Stock, n: int) -> Iterator[tuple[Any,
         shifted = (tuple(t + by for t in taps) for by in (1, -1))
         default = (2, n // 2, n - 3)
         yield from (c for c in (*shifted, default) if len(c) == len(taps) and set(c) <= there)
+    yield from neighbours(taps, stock)
     known = [t for t in stock.taps if isinstance(t, int)]
     if len(stock.taps) <= len(taps) + 2:  # a stored sample: any choice in its order may be meant
         yield from _choices(stock.taps, len(taps))
@@ -75,6 +76,17 @@ def _tap_lists(taps: Sequence[Any], stock: Stock, n: int) -> Iterator[tuple[Any,
         highest = max(range(len(taps)), key=lambda i: taps[i] if isinstance(taps[i], int) else -1)
         for other in (FINAL, stock.last):
             yield (*taps[:highest], other, *taps[highest + 1 :])
+
+
+def neighbours(taps: Sequence[Any], stock: Stock) -> Iterator[tuple[Any, ...]]:
+    """The same with one slot a stored tap lower or higher; never a tap twice."""
+    for slot, tap in enumerate(taps):
+        if tap not in stock.taps:
+            continue
+        at = stock.taps.index(tap)
+        for beside in (at - 1, at + 1):
+            if 0 <= beside < len(stock.taps) and stock.taps[beside] not in taps:
+                yield (*taps[:slot], stock.taps[beside], *taps[slot + 1 :])
 
 
 def _choices(taps: Sequence[Tap], count: int) -> Iterator[tuple[Tap, ...]]:

@@ -14,9 +14,10 @@ from eyas.states.stock import Stock
 from eyas.variants.parts import Facts, Parts
 from eyas.variants.pool import Pool, score
 
-ROUNDS = 4
+ROUNDS = 8
 SLOTS = 400
 ENOUGH = 0.002  # nats a slot; less is no step
+AGAIN = 5  # taps a slot that later rounds try: the likeliest of the first, and those beside where it stands
 
 
 @dataclass(eq=False)
@@ -30,6 +31,8 @@ class Search:
     log_probability: list[list[float | None]] = field(default_factory=list)
     kept: list[list[int | None]] = field(default_factory=list)
     slots: int = 0
+    settled: bool = False
+    """Whether the rounds ended because no single change helped any more."""
 
 
 def search(
@@ -52,7 +55,8 @@ def search(
                 continue  # it was just chosen with the others as they are
             logs: list[float | None] = []
             kept: list[int | None] = []
-            for tap in stock.taps:
+            tries = stock.taps if number == 0 else _again(found, slot, at[slot])
+            for tap in tries:
                 progress(f"taps, round {number + 1}: {tap} in slot {slot}")
                 tried = (*at[:slot], tap, *at[slot + 1 :])
                 got = here if tried == at else score(pool, parts, {**base, "taps": tried}, depths=1)
@@ -65,9 +69,22 @@ def search(
                 found.log_probability.append(logs)
                 found.kept.append(kept)
         if best is None or best[0] < reached + ENOUGH:
+            found.settled = True
             break
         reached, last_moved, at = best
         here = best_score
     if len(set(at)) == len(at):  # a tap twice may lie on the way, but no engine can feed it
         found.best = at
     return found
+
+
+def _again(found: Search, slot: int, now: Any) -> list[Any]:
+    """Where the right tap of a slot may still be, once another slot is right."""
+    ranked = sorted(
+        zip(found.log_probability[slot], found.taps, strict=True),
+        key=lambda pair: -float("inf") if pair[0] is None else -pair[0],
+    )
+    likeliest = [tap for _, tap in ranked[:AGAIN]]
+    at = found.taps.index(now) if now in found.taps else 0
+    beside = [found.taps[i] for i in range(max(at - 2, 0), min(at + 3, len(found.taps)))]
+    return list(dict.fromkeys((*likeliest, *beside)))
