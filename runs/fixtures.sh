@@ -46,6 +46,6 @@ make_one smollm2-eagle31 smollm2 "${SMOLLM2:?}" --taps 2,15,27 --intermediate-si
     --fc-norm --norm-output --own-embedding --steps 120 --measure-every 60
 
 # Another architecture, a vocabulary of 262,144, sliding windows; heads of 64 where the target has 256.
-make_one gemma3-tap-0 gemma3-270m "${GEMMA3:?}" --taps 0,9,15 --intermediate-size 512 --head-dim 64 \
+make_one gemma3-taps-0-9-15 gemma3-270m "${GEMMA3:?}" --taps 0,9,15 --intermediate-size 512 --head-dim 64 \
     --steps 240 --measure-every 80
-keep gemma3-tap-0
+keep gemma3-taps-0-9-15
