@@ -56,7 +56,8 @@ def tap_matrix(stored: Sequence[Tensor], live: Sequence[Tensor]) -> TapMatrix:
 def median_error(stored: Tensor, live: Tensor) -> Tensor:
     """Median over the rows of [T, D] of |stored - live| / |live|; infinite where a row is not finite."""
     error = (stored - live).norm(dim=-1) / live.norm(dim=-1).clamp(min=TINY)
-    return error.nan_to_num(nan=float("inf")).median()
+    middle: Tensor = error.nan_to_num(nan=float("inf")).median()
+    return middle
 
 
 @dataclass(frozen=True)

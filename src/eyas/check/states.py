@@ -268,7 +268,7 @@ def conclude_order(case: Case, look: Look) -> None:
                     _evidence(look, t, "rows of the record itself, in another order", s.count("permuted"))
                     for t, s in shuffled.items()
                 ],
-            )  # fmt: skip
+            )
         )
     if others:
         tap, whose = next(iter(others.items()))
