@@ -29,7 +29,7 @@ def look_at_masks(case: Case, records: Sequence[Record], eos_ids: Collection[int
     empty = sum(not r.loss_mask.any() for r in records)
     if empty:
         severity = "fatal" if empty == len(records) else "likely"
-        _found(case, "mask-empty", severity, f"{empty} of {len(records)} records supervise no token.", empty, records)  # type: ignore[arg-type]
+        _found(case, "mask-empty", severity, f"{empty} of {len(records)} records supervise no token.", empty, records)
     kept = [r for r in records if r.loss_mask.any()]
     full = sum(bool(r.loss_mask.all()) for r in kept)
     if full and full >= NEARLY_ALL * len(kept):

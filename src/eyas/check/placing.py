@@ -29,7 +29,7 @@ _RANK: Mapping[Confidence, int] = {"certain": 0, "likely": 1, "guess": 2}
 LOOKED_AT = 8  # records of a stock
 ROWS = 256  # of each record, from its start: a tap of a row needs no later one
 RERUN = 4  # records computed again
-SLOTS = 512  # that the head is asked about
+SLOTS = 240  # that the head is asked about
 OPERATIONS = 4e12  # multiplications that asking the head may cost
 # Relative distance of a stored tensor from the tap that it is, SmolLM2: bf16 0.0016, fp8 0.026, int4 0.17; from the
 # nearest other tap 0.24 to 1.0, so 9 times as far in fp8 and 1.7 times in int4, which is then no more than likely.
