@@ -36,12 +36,12 @@ class Held:
 
 @cache
 def case_target() -> Target:
-    """Of DeepSeek-V3 layout, 11 layers, trained: its taps have real structure."""
+    """Of DeepSeek-V3 layout, 12 layers, trained: its taps have real structure."""
     return targets.load(str(CASE / "target"))
 
 
 @cache
-def case_live(count: int = 12) -> LiveStock:
+def case_live(count: int = 6) -> LiveStock:
     read = records.read(CASE / "heldout.jsonl", vocab_size=case_target().vocab_size)
     made = LiveStock(case_target(), sorted(read, key=lambda r: -r.seq_len)[:count], batch_size=1)
     made.fill()

@@ -42,28 +42,28 @@ def normed(which: int) -> Change:
 
 @pytest.mark.parametrize("change", [lambda i, rows, k: rows, stocks.fp8], ids=["bf16", "fp8"])
 def test_the_ends_are_known_without_running(change: Change) -> None:
-    found = placed(stored(case_live(), (0, 3, 7, 11), change))
-    assert taps_of(found) == [0, None, None, 11]
+    found = placed(stored(case_live(), (0, 3, 7, 12), change))
+    assert taps_of(found) == [0, None, None, 12]
     assert [c for c, t in zip(sure(found), taps_of(found), strict=True) if t is not None] == ["certain", "certain"]
     assert (found.last, found.post_norm, found.shift) == ("h[3]", False, 0)
-    assert found.mapping() == {"h[0]": 0, "h[3]": 11}
+    assert found.mapping() == {"h[0]": 0, "h[3]": 12}
 
 
 def test_the_tap_below_the_last_is_not_taken_for_it() -> None:
-    found = placed(stored(case_live(), (0, 3, 7, 10)))
+    found = placed(stored(case_live(), (0, 3, 7, 11)))
     assert (taps_of(found), found.last) == ([0, None, None, None], None)
 
 
 def test_after_the_final_norm() -> None:
     for live in (False, True):
-        found = placed(stored(case_live(), (0, 3, 7, 11), normed(3)), live=live)
+        found = placed(stored(case_live(), (0, 3, 7, 12), normed(3)), live=live)
         assert (found.last, found.post_norm) == ("h[3]", True)
         assert "h[3]" not in found.mapping()  # it is not the stream
-        assert found.placed["h[3]"].tap == 11
+        assert found.placed["h[3]"].tap == 12
 
 
 def test_every_tap_is_known_by_running() -> None:
-    order = (7, 0, 11, 3, 10)
+    order = (7, 0, 12, 3, 10)
     found = placed(stored(case_live(), order, stocks.fp8), live=True)
     assert tuple(taps_of(found)) == order
     assert set(sure(found)) == {"certain"}
@@ -74,9 +74,9 @@ def test_every_tap_is_known_by_running() -> None:
 @pytest.mark.parametrize(("by", "shift"), [(1, -1), (-1, 1), (2, -2)])
 def test_rows_stored_off_by_some(by: int, shift: int, live: bool) -> None:
     """Row t holds the state of t + by, so row t - by is that of position t."""
-    found = placed(stored(case_live(), (0, 3, 7, 11), stocks.rolled(by)), live=live)
+    found = placed(stored(case_live(), (0, 3, 7, 12), stocks.rolled(by)), live=live)
     assert found.shift == shift
-    assert (found.placed["h[0]"].tap, found.placed["h[3]"].tap) == (0, 11)
+    assert (found.placed["h[0]"].tap, found.placed["h[3]"].tap) == (0, 12)
     assert found.last == "h[3]"
 
 
@@ -84,7 +84,7 @@ def test_tensors_shifted_unlike_one_another_are_told() -> None:
     def change(i: int, rows: Tensor, which: int) -> Tensor:
         return stocks.rolled(1)(i, rows, which) if which == 3 else rows
 
-    found = placed(stored(case_live(), (0, 3, 7, 11), change))
+    found = placed(stored(case_live(), (0, 3, 7, 12), change))
     assert found.shift == 0
     assert (found.placed["h[0]"].shift, found.placed["h[3]"].shift) == (0, -1)
     assert any("not shifted alike" in note for note in found.notes)
@@ -122,7 +122,7 @@ def test_a_scaled_embedding() -> None:
 
 
 def test_what_the_head_says_is_counted() -> None:
-    found = placed(stored(case_live(), (3, 11)))
+    found = placed(stored(case_live(), (3, 12)))
     words = found.placed["h[1]"].how.split()
     at = words.index("in")
     agreed, slots = int(words[at + 1]), int(words[at + 3])
@@ -137,5 +137,5 @@ def test_random_text_and_too_little_of_it_place_no_last_tap() -> None:
     assert place(stored(live, (1, 2, 5)), target, None, False).last is None
     short = Record(case_live().records[0].input_ids[:20], np.arange(20) > 3, "short")
     few = LiveStock(case_target(), [short], batch_size=1)
-    assert placed(stored(few, (3, 11))).last is None
-    assert placed(stored(few, (3, 11)), live=True).last == "h[1]"
+    assert placed(stored(few, (3, 12))).last is None
+    assert placed(stored(few, (3, 12)), live=True).last == "h[1]"

@@ -10,7 +10,7 @@ Letters: T rows, S slots, D target width, V vocabulary, C tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -27,8 +27,10 @@ Confidence = Literal["certain", "likely", "guess"]
 _RANK: Mapping[Confidence, int] = {"certain": 0, "likely": 1, "guess": 2}
 
 LOOKED_AT = 8  # records of a stock
-ROWS = 256  # of each record, from its start: a tap of a row needs no later one
-RERUN = 4  # records computed again
+ROWS = 1024  # of each record, from its start, as a state needs no later one; whole records show another order
+ALL_ROWS = 2048  # of all these records, one more record at most
+RERUN_ROWS = 640  # of the records computed again, likewise
+COMPARED = 256  # rows by which a tap is told
 SLOTS = 240  # that the head is asked about
 OPERATIONS = 4e12  # multiplications that asking the head may cost
 # Relative distance of a stored tensor from the tap that it is, SmolLM2: bf16 0.0016, fp8 0.026, int4 0.17; from the
@@ -64,6 +66,9 @@ class Placement:
     post_norm: bool
     shift: int
     notes: tuple[str, ...] = ()
+    rows: Rows | None = field(default=None, repr=False)
+    live: Live | None = field(default=None, repr=False)
+    """What it was told from: of the stock, and of the target where that ran."""
 
     def mapping(self, least: Confidence = "likely") -> dict[str, int]:
         """Taps by name, of the tensors placed at least so surely; each tap once, the surest first. Tap n stored after
@@ -84,8 +89,9 @@ def place(stock: Stock, target: Target, configured: Sequence[int] | None, live: 
     }
     last, post_norm = stock.last, False
     notes: list[str] = []
-    if live:
-        again, normed = by_running(rows, stock, target)
+    true = Live.of(rows, target) if live else None
+    if true is not None:
+        again, normed = by_running(rows, true, stock, target.num_layers)
         found |= again
         last = next((t for t, p in again.items() if p.tap == target.num_layers), last)
         last, post_norm = (normed, True) if normed is not None else (last, False)
@@ -105,7 +111,7 @@ def place(stock: Stock, target: Target, configured: Sequence[int] | None, live: 
     norms = ", ".join(f"{tap} {rows.norm(tap):.3g}" for tap in stock.taps)
     notes.append(f"median row norms: {norms}")
     ordered = {tap: found.get(tap, Placed(None, "nothing tells", "guess")) for tap in stock.taps}
-    return Placement(ordered, last, post_norm, shifts.pop() if len(shifts) == 1 else 0, tuple(notes))
+    return Placement(ordered, last, post_norm, shifts.pop() if len(shifts) == 1 else 0, tuple(notes), rows, true)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +123,7 @@ class Rows:
 
     @staticmethod
     def of(stock: Stock, limit: int = LOOKED_AT) -> Rows:
-        records = list(stock.records[:limit])
+        records = enough(stock.records[:limit], ALL_ROWS)
         states = []
         for i in range(len(records)):
             whole = stock.states(i, stock.taps)
@@ -132,6 +138,16 @@ class Rows:
 
     def norm(self, tap: Tap) -> float:
         return float(torch.cat([s[tap].norm(dim=-1) for s in self.states]).median())
+
+
+def enough(records: Sequence[Record], rows: int) -> list[Record]:
+    """The first of them that have so many rows together, two at least."""
+    kept: list[Record] = []
+    for record in records:
+        if len(kept) > 1 and sum(min(r.seq_len, ROWS) for r in kept) >= rows:
+            break
+        kept.append(record)
+    return kept
 
 
 # -- tap 0 ----------------------------------------------------------------------------------------------------
@@ -294,9 +310,9 @@ class Live:
 
     @staticmethod
     @torch.no_grad()
-    def of(rows: Rows, target: Target, limit: int = RERUN) -> Live:
+    def of(rows: Rows, target: Target) -> Live:
         held, normed = [], []
-        for i in range(min(len(rows.records), limit)):
+        for i in range(len(enough(rows.records, RERUN_ROWS))):
             ids = rows.ids(i)[None]
             states = taps.run(target, ids, torch.tensor([ids.shape[1]]), range(target.num_layers + 1))
             held.append(torch.split(states.taps[0].float().cpu(), target.hidden_size, -1))
@@ -304,15 +320,15 @@ class Live:
         return Live(held, normed)
 
 
-def by_running(rows: Rows, stock: Stock, target: Target) -> tuple[dict[Tap, Placed], Tap | None]:
+def by_running(rows: Rows, live: Live, stock: Stock, n: int) -> tuple[dict[Tap, Placed], Tap | None]:
     """What each tensor is of the taps computed again; and which one is tap n after the final norm."""
-    live = Live.of(rows, target)
-    n = target.num_layers
     found: dict[Tap, Placed] = {}
     normed = None
     for tap in stock.taps:
-        errors = {s: _errors(rows, live, tap, s) for s in SHIFTS}
-        shift = min(SHIFTS, key=lambda s: float(errors[s].min()))
+        errors = {0: _errors(rows, live, tap, 0)}
+        if float(errors[0].min()) > SAME:
+            errors |= {s: _errors(rows, live, tap, s) for s in SHIFTS if s}
+        shift = min(errors, key=lambda s: float(errors[s].min()))
         at, margin = int(errors[shift].argmin()), _margin(errors[shift])
         error = float(errors[shift][at])
         if error > SAME:
@@ -335,7 +351,8 @@ def _errors(rows: Rows, live: Live, tap: Tap, shift: int) -> Tensor:
         stored.append(held[max(shift, 0) :][:T])
         true.append([x[max(-shift, 0) :][:T] for x in (*taps_of, live.normed[i])])
     pooled = [torch.cat(parts) for parts in zip(*true, strict=True)]
-    return tap_matrix([torch.cat(stored)], pooled).error[0]
+    some = torch.linspace(0, len(pooled[0]) - 1, min(len(pooled[0]), COMPARED)).long()
+    return tap_matrix([torch.cat(stored)[some]], [x[some] for x in pooled]).error[0]
 
 
 def _margin(errors: Tensor) -> float:
@@ -374,9 +391,3 @@ def _fits(tensors: Sequence[Tap], ids: Sequence[int], plus: int, found: Mapping[
     taken = {p.tap for t, p in found.items() if t not in tensors}
     agree = all(found[t].tap == k for t, k in zip(tensors, numbers, strict=True) if t in found)
     return agree and all(0 <= k <= n and k not in taken for k in numbers)
-
-
-def moved(placement: Placement, by: int) -> Placement:
-    """The same once the stock was shifted by ``by``."""
-    placed = {t: replace(p, shift=p.shift - by) for t, p in placement.placed.items()}
-    return replace(placement, placed=placed, shift=placement.shift - by)

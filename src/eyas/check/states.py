@@ -18,6 +18,7 @@ from eyas.check.placing import (
     AGREES,
     ENOUGH,
     OPERATIONS,
+    ROWS,
     SAME,
     Live,
     Placement,
@@ -49,12 +50,12 @@ def look_at_states(
     records: Sequence[Record] = (),
 ) -> None:
     """``placement`` is that of ``stock`` as it is stored, not shifted; ``records`` are those that it should be of,
-    whole; ``live``: the target may run."""
+    whole; ``live``: the target may run, as it may have for the placement."""
     sound = count_rows(case, stock)
     compare_lengths(case, stock, records)
     if not sound:
         return
-    rows = Rows.of(stock)
+    rows = placement.rows or Rows.of(stock)
     look = Look(stock, placement, target, rows)
     if live:
         against_target(look)
@@ -161,7 +162,7 @@ class Look:
 
 
 def against_target(look: Look) -> None:
-    live = Live.of(look.rows, look.target)
+    live = look.placement.live or Live.of(look.rows, look.target)
     every = range(look.target.num_layers + 1)
     for tap in look.stock.taps:
         held = [states[tap] for states in look.rows.states[: len(live.taps)]]
@@ -292,7 +293,10 @@ def conclude_order(case: Case, look: Look) -> None:
             "likely",
             f"{bad[tap]} of {len(strange[tap])} records hold rows that are not those of their tokens ({_named(bad)}).",
             [_evidence(look, t, "rows that are not the record's", n) for t, n in bad.items()],
-            rivals=[Rival("target-differs", apart), Rival("states-rotated", "more rows of one record, and tap 0")],
+            rivals=[
+                Rival("target-differs", apart),
+                Rival("states-rows-shuffled", f"records of at most {ROWS} tokens, which are looked at whole"),
+            ],
         )
     )
 
