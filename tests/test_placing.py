@@ -126,8 +126,8 @@ def test_what_the_head_says_is_counted() -> None:
     words = found.placed["h[1]"].how.split()
     at = words.index("in")
     agreed, slots = int(words[at + 1]), int(words[at + 3])
-    assert 50 <= slots
-    assert 0.95 * slots <= agreed <= slots
+    assert slots >= 50
+    assert 0.99 * slots <= agreed <= slots
 
 
 def test_random_text_and_too_little_of_it_place_no_last_tap() -> None:

@@ -1,4 +1,4 @@
-"""Planted faults of stored states and masks are named, each with what shows it; sound ones raise no more than a note."""
+"""Planted faults of stored states and masks are named, each with what shows it; sound ones raise notes at most."""
 
 from __future__ import annotations
 

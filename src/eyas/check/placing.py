@@ -40,7 +40,8 @@ CLEAR = 2.0
 EMBEDDED = 0.25  # relative error of rows against the embedding's, up to one factor: int4 0.13, other tokens 1.0
 # Share of slots whose token the head gives, SmolLM2's own greedy text, 1,281 slots: tap n 0.998, stored after the norm
 # 0.996; the tap below 0.59; tap n read the wrong way (norm twice, or not at all) 0.29.
-AGREES = 0.98
+# A layer that does little is nearer: tap 11 of 12 of the tests' target gives 0.981 where tap 12 gives 1.000.
+AGREES = 0.99
 ENOUGH = 50  # slots below which no share is believed
 UNIT = 0.01  # by how much the RMS of a row after the final norm, its gain divided out, may miss one: bf16 0.002
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from eyas.check.case import Case
 from eyas.check.placing import (
-    AGREES,
     ENOUGH,
     OPERATIONS,
     ROWS,
@@ -37,6 +36,7 @@ SOME = 0.01  # share of zero or repeated rows from which it is more than a note;
 MOST = 0.5
 # Error of a tap against itself run again: stored in bf16 0.002, in fp8 0.02 to 0.03, in int4 0.11 to 0.17.
 ROUNDED = 0.012
+FITS = 0.95  # share of a record's tokens that the head gives from its rows, in whichever order
 SHORTEST = 3  # records whose rows are all put to the head where tap n is not known
 CUT = 2  # tokens that a record of the stock may lack without being truncated: shifts take that many
 
@@ -241,9 +241,9 @@ def _whose_tokens(said: Tensor, own: int, records: Sequence[Record]) -> str | in
     there = sum(min(n, given[token]) for token, n in wanted.items()) / max(wanted.total(), 1)
     for q, (at, tokens) in enumerate(next_of):
         good = at < len(said)
-        if int(good.sum()) >= ENOUGH // 2 and float((said[at[good]] == tokens[good]).float().mean()) >= AGREES:
+        if int(good.sum()) >= ENOUGH // 2 and float((said[at[good]] == tokens[good]).float().mean()) >= FITS:
             return "home" if q == own else q
-    return "permuted" if there >= AGREES else "other"
+    return "permuted" if there >= FITS else "other"
 
 
 def _next_tokens(record: Record) -> tuple[Tensor, Tensor]:
@@ -283,7 +283,7 @@ def conclude_order(case: Case, look: Look) -> None:
                 [_evidence(look, t, "rows of another record", len(w)) for t, w in others.items()],
             )
         )
-    if not strange:
+    if not strange or others:  # what is proven of one tensor explains the others
         return
     bad = {t: s.count("other") for t, s in strange.items()}
     tap = max(bad, key=lambda t: bad[t])
