@@ -26,6 +26,8 @@ from eyas.cli import check as cli_check
 from eyas.errors import EyasError
 from eyas.records import Record
 from eyas.results import LengthCounts
+from eyas.states.given import given
+from eyas.states.stock import Stock
 
 CRASHED = "crashed"
 
@@ -96,12 +98,13 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
     A folder with its contract is checked as a user would, the target running. Without, everything has to be measured
     and the target's states come from the bank.
     """
-    if subject.samples is not None:
-        raise NotYet("states of files are not placed yet")
-    stock = None if row.mutation.keeps_contract else BankStock(row.bed.bank, subject.records)
+    stock: Stock | None = None if row.mutation.keeps_contract else BankStock(row.bed.bank, subject.records)
     with tempfile.TemporaryDirectory() as place:
         folder = subject.write(Path(place) / "drafter")
+        form, notes = "eyas", ()
         try:
+            if subject.samples is not None:
+                stock, form, notes = given(folder / "states", row.bed.target, subject.records)
             result = check(
                 folder,
                 row.bed.target,
@@ -109,6 +112,8 @@ def judge(row: Row, subject: Subject) -> dict[str, Any]:
                 name=row.bed.name,
                 manifest=subject.manifest,
                 states=stock,
+                form=form,
+                notes=notes,
                 engine=subject.engine,
                 evidence=_beside(subject, row.bed, Path(place)),
             )

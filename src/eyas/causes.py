@@ -210,6 +210,10 @@ off-policy-records: The records are not the target's own answers, so rounds cann
   Regenerate the answers with the target at temperature 0: `eyas generate`.
 states-zero: Stored states contain rows of zeros.
   Capture the states again and check that the capture hook ran for every token.
+states-not-finite: Stored states contain NaN or infinite values.
+  Find the layer that overflows (fp16?), run the target in bf16 or fp32, and capture again.
+states-repeated: Rows of the stored states repeat one another.
+  Capture the states again and check that each token's own row is copied, not a reused buffer.
 states-of-other-request: Stored states belong to another request than the stored ids.
   Capture with prefix caching off and match states to requests by id, not by order.
 states-rows-shuffled: The rows of the stored states are out of order inside a record.

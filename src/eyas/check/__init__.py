@@ -15,12 +15,15 @@ from typing import Any, Literal
 import numpy as np
 
 from eyas import checkpoint, curve, provenance, variants
-from eyas.check import placing, reading, sweep, vocabulary
+from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
 from eyas.check.engine import layers_meant, spell_fixes
 from eyas.check.losses import losses
+from eyas.check.masks import look_at_masks
 from eyas.check.placing import place
 from eyas.check.prompts import look_at_prompts
+from eyas.check.states import look_at_states
+from eyas.check.worth import judge_curves, judge_worth, wiring_doubts
 from eyas.checkpoint import NotFinite, TwoNorms
 from eyas.errors import CheckpointError
 from eyas.records import Record
@@ -32,7 +35,6 @@ from eyas.results import (
     Finding,
     NotChecked,
     judge,
-    too_few_records,
 )
 from eyas.states.embedded import with_embedding
 from eyas.states.foreign import ForeignStock
@@ -47,13 +49,7 @@ from eyas.variants.table import same_rows
 
 __all__ = ["Case", "check", "wiring_doubts"]
 
-# Facts that the forward here has one value for: a drafter made for another one is not run as it was trained.
-RUN_HERE: Mapping[str, Any] = {
-    "tap_state": "stream",
-    "fc": "applied",
-    "attention": "gqa",
-    "later_norm": "input_layernorm",
-}
+IDS = "eagle_aux_hidden_state_layer_ids"
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
 MEMORY = 1.5 * 2**30  # bytes of states that a sweep holds at most
 Sweeping = Literal["auto", "always", "never"]
@@ -95,10 +91,12 @@ def check(
     if not case.stopped:
         compare_text_rules(case, manifest or {})
         look_at_prompts(case, records, target.tokenizer, manifest)
+        look_at_masks(case, records, target.eos_ids())
+        forgive_raw_text(case, target)
         if states is None:
             stock: Stock = LiveStock(target, held(records, target, limits))
         else:
-            stock = placed(case, states, target, form, notes, engine)
+            stock = placed(case, states, records, target, engine)
         settle_taps(case, stock)
         measure(case, stock, records if states is None else stock.records, draft_tokens, progress)
         judge_curves(case)
@@ -113,7 +111,7 @@ def check(
         case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))
     for step in evidence:
         step(case)
-    return conclude(case, target, expect, arguments or {}, began)
+    return conclude(case, target, expect, arguments or {}, began, form, notes)
 
 
 def read_files(case: Case, folder: Path, target: Target) -> None:
@@ -194,17 +192,25 @@ def held(records: Sequence[Record], target: Target, limits: variants.Limits) -> 
     return kept
 
 
-def placed(case: Case, states: Stock, target: Target, form: str, notes: Sequence[str], engine: str | None) -> Stock:
-    """Stored states, their tensors named by the taps they are, and with tap 0, which is always at hand."""
-    assert case.told is not None
+def forgive_raw_text(case: Case, target: Target) -> None:
+    """Text of a target without a template has no prompt to leave out."""
+    if getattr(target.tokenizer, "chat_template", None) is None:
+        case.findings = [replace(f, severity="note") if f.cause == "mask-full" else f for f in case.findings]
+
+
+def placed(case: Case, states: Stock, records: Sequence[Record], target: Target, engine: str | None) -> Stock:
+    """Stored states, sound or not, their tensors named by the taps they are, and with tap 0, always at hand."""
     assert case.files is not None
+    config, live = case.files.config, not target.ends_only
+    ids = (config.get("eagle_config") or {}).get(IDS) or config.get(IDS)
+    meant = layers_meant(case.files, engine, target) if engine else None
+    placement = place(Held(states), target, ids, live, meant)
+    case.placement = placement
+    look_at_states(case, Held(states), placement, target, live, records)
     if isinstance(states, ForeignStock):
-        placement = place(states, target, layers_meant(case.files, case.told, engine, target))
-        case.states = placing.to_json(placement, form, len(states.records), notes)
-        case.guessed = placement.guessed
-        mapping = placing.numbered(placement.mapping)
-        last = mapping.get(placement.last) if placement.last else None
-        states = states.placed(mapping, last)
+        mapping = placement.mapping("guess")
+        last = mapping.get(str(placement.last)) if placement.last is not None else None
+        states = states.placed(mapping, last).shifted(placement.shift)
     return with_embedding(Held(states), target)
 
 
@@ -291,7 +297,7 @@ def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Calla
     case.lost = losses(swept, case.parts, told.configured)
     before = len(case.findings)
     sweep.judge(case, case.lost, num_layers=layers)
-    if case.guessed:
+    if case.placement is not None and case.placement.guessed:
         case.findings[before:] = [sweep.by_order_alone(f) for f in case.findings[before:]]
     case.findings = sweep.settled(case.findings[:before], case.findings[before:])
     if any(loss.proven for loss in case.lost) and not any(f.severity != "note" for f in case.findings[before:]):
@@ -300,93 +306,15 @@ def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Calla
         measure(case, stock, stock.records, None, lambda done: None)
 
 
-def judge_curves(case: Case) -> None:
-    """What the numbers say of the text."""
-    measured = case.measured
-    if measured is None:
-        return
-    if measured.walk is None:
-        agreed, slots = measured.agreement
-        share = agreed / slots if slots else 0.0
-        case.findings.append(
-            Finding(
-                "off-policy-records",
-                "note",
-                f"The records are not this target's own greedy text ({share:.1%} of tokens agree): no walk was made.",
-                [
-                    Evidence(
-                        "record token equals the target's",
-                        round(share, 4),
-                        f">= {curve.ON_POLICY}",
-                        "records",
-                    )
-                ],
-            )
-        )
-        case.not_checked.append(NotChecked("walk", "needs records that the target answered greedily", needed=True))
-        return
-    if few := too_few_records(measured.lengths[EXPECT_DRAFT_TOKENS - 1]):
-        case.findings.append(few)
-
-
-def judge_worth(case: Case, expect: float) -> None:
-    """What the drafter is worth, where nothing is wrong with how it is run; only then may it be blamed."""
-    measured = case.measured
-    if measured is None or measured.walk is None or any(f.cause == "records-too-few" for f in case.findings):
-        return
-    length = measured.lengths[EXPECT_DRAFT_TOKENS - 1]
-    low, high = length.interval()
-    assert high is not None
-    grave = [f for f in case.findings if f.severity != "note"]
-    if high < expect and not grave:
-        unproven = wiring_doubts(case)
-        if unproven:
-            case.not_checked.append(NotChecked("wiring", unproven, needed=True))
-        elif not any(n.needed for n in case.not_checked):
-            shown = [round(value, 3) for value in (length.value or 1.0, low or 1.0, high)]
-            case.findings.append(
-                Finding(
-                    "quality-low",
-                    "note",
-                    f"As trained and wired this drafter reaches {length.value:.2f}; {expect} was expected.",
-                    [Evidence("accept length, 4 drafted tokens", shown, expect, "walk")],
-                )
-            )
-    coverage = measured.teacher_forced.coverage().rate
-    if coverage is not None and coverage < 0.9:
-        case.findings.append(
-            Finding(
-                "coverage-low",
-                "note",
-                f"{1 - coverage:.1%} of the target's tokens are not in the draft vocabulary and can never be accepted.",
-                [Evidence("coverage", round(coverage, 4), ">= 0.9", "records")],
-            )
-        )
-
-
-def wiring_doubts(case: Case) -> str | None:
-    """Why a low curve may be the reader's fault, or None: no drafter is blamed while its wiring is only assumed."""
-    files = case.files
-    assert files is not None
-    causes = {f.cause for f in case.findings}
-    if case.swept is None:  # a sweep that found nothing better has proven what a contract only declares
-        if files.contract is None:
-            return "the checkpoint carries no contract, so its taps, norms and feedback are assumptions"
-        if "weights-changed" in causes:
-            return "the contract describes other weights"
-    if "target-differs" in causes:
-        return "the drafter was trained on another target or other weights of it"
-    if texts := sorted({f.cause for f in case.findings if f.kind == "prompt"} - {"text-loops"}):
-        return f"the records are not cut or rendered as the training text was ({', '.join(texts)})"
-    contract = files.contract
-    if contract is None:
-        return None
-    if unlike := [f"{f} {contract[f]}" for f, here in RUN_HERE.items() if f in contract and contract[f] != here]:
-        return f"the drafter is run here without what its contract says: {', '.join(unlike)}"
-    return None
-
-
-def conclude(case: Case, target: Target, expect: float, arguments: Mapping[str, object], began: float) -> CheckResult:
+def conclude(
+    case: Case,
+    target: Target,
+    expect: float,
+    arguments: Mapping[str, object],
+    began: float,
+    form: str,
+    notes: Sequence[str],
+) -> CheckResult:
     measured = case.measured
     lengths = measured.lengths if measured else []
     if measured is None and case.stopped:
@@ -407,7 +335,7 @@ def conclude(case: Case, target: Target, expect: float, arguments: Mapping[str, 
         accept_length=lengths,
         configured={"facts": case.told.configured, "by": case.told.by} if case.told else None,
         found=sweep.found(case),
-        states=case.states,
+        states=case.placement.to_json(form, notes) if case.placement else None,
         sweep=sweep.to_json(case.swept, layers, case.told.named) if case.swept and case.told else None,
         findings=case.findings,
         not_checked=case.not_checked,

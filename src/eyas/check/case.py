@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from eyas import curve, variants
 from eyas.check.losses import Loss
+from eyas.check.placing import Placement
 from eyas.check.reading import Told
 from eyas.check.vocabulary import Maps
 from eyas.checkpoint import Checkpoint
@@ -30,10 +30,8 @@ class Case:
     measured: curve.Measured | None = None
     swept: variants.Sweep | None = None
     lost: list[Loss] = field(default_factory=list)
-    states: dict[str, Any] | None = None
+    placement: Placement | None = None
     """Which stored tensor was taken for which tap, and why."""
-    guessed: bool = False
-    """Whether some were taken for a tap by their order alone."""
 
     @property
     def stopped(self) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from eyas.check.case import Case
-from eyas.check.reading import Told
 from eyas.check.sweep import found
 from eyas.checkpoint import Checkpoint
 from eyas.contract import Contract, from_json
@@ -80,19 +79,13 @@ def spelled_for(engine: str | None, contract: Contract, config: Mapping[str, Any
     return "\n".join(f"{', '.join(names)}: {words}" for words, names in lines.items())
 
 
-def layers_meant(files: Checkpoint, told: Told, engine: str | None, target: Target) -> list[tuple[int, ...]]:
-    """The taps that the ids of the config may mean, likeliest first: by the engine asked about; else as the outputs of
-    the layers named, which is how most trainers and engines count; else as they stand."""
-    found: list[tuple[int, ...]] = []
-    if engine is not None:
-        asked = engines.asked(engine)
-        host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
-        with suppress(CheckpointError):
-            wired = asked.dialect.wire(Files(files.config, files.inventory.tensors), host, asked.launch)
-            found += [wired.taps] if wired.taps else []
-    lists = [tuple(t) for all_ in told.taps_by_reader.values() for t in all_]
-    found += sorted(lists, reverse=True)
-    return [*found, tuple(told.declared["taps"])]
+def layers_meant(files: Checkpoint, engine: str, target: Target) -> tuple[int, ...] | None:
+    """The taps that the ids of the config are to ``engine``; None where it cannot say."""
+    asked = engines.asked(engine)
+    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    with suppress(CheckpointError):
+        return asked.dialect.wire(Files(files.config, files.inventory.tensors), host, asked.launch).taps
+    return None
 
 
 # Facts that a config spells; the others are in the weights or in the engine.
