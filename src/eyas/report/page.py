@@ -146,15 +146,16 @@ def _sweep(result: Json) -> Section:
     )
     return Section(
         "Other readings",
-        paragraphs=[told],
+        paragraphs=[told, *filter(None, [sweep.left_out(result)])],
         pictures=[Picture(svg, caption) for svg, caption in drawn if svg],
         tables=[table for table in tables if table.rows],
     )
 
 
 _TAP_CAPTION = (
-    "Every tap tried in every slot of fc, the others as configured: the darker, the likelier it makes what the target "
-    "says. A ring marks what is configured, a cross the best; both on one cell is as it should be."
+    "Every tap tried in every slot of fc, the others as configured: the stronger the colour, the likelier it makes "
+    "what the target says, each row on its own scale. A ring marks what is configured, a cross the best; both on one "
+    "cell is as it should be."
 )
 
 

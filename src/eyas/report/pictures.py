@@ -214,7 +214,8 @@ def bars_picture(names: Sequence[str], values: Sequence[tuple[float, float | Non
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(label)
-        return _svg(figure, "Tokens a round gained by other readings")
+        told = ", ".join(f"{value:+.2f} by {name}" for name, (value, _, _) in zip(names, values, strict=True))
+        return _svg(figure, f"Tokens a round gained by other readings: {told}.")
 
 
 def matrix_picture(
@@ -238,8 +239,15 @@ def matrix_picture(
                 axes.plot([columns.index(configured[y])], [y], "o", color=_INK, fillstyle="none", markersize=11)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        step = max(1, len(columns) // 16)
+        step = max(1, -(-len(columns) // 16))  # at most 16 numbers fit
         axes.set_xticks(range(0, len(columns), step), columns[::step])
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xlabel("tap")
-        return _svg(figure, "How likely each tap in each slot makes the truth")
+        told = "; ".join(map(_best_told, rows, [columns] * len(rows), values, configured))
+        return _svg(figure, f"How likely each tap in each slot makes the truth. {told}.")
+
+
+def _best_told(row: str, columns: Sequence[str], values: Sequence[float | None], configured: str) -> str:
+    known = [(value, column) for value, column in zip(values, columns, strict=True) if value is not None]
+    best = max(known, key=lambda pair: pair[0])[1] if known else "unknown"
+    return f"{row}: configured {configured}, best {best}"

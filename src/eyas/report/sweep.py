@@ -15,7 +15,10 @@ SHOWN = 8  # readings named; the JSON has all
 def first_word(result: Json) -> str | None:
     """The gravest finding as the sentence to start with."""
     grave = [f for f in result["findings"] if f["severity"] != "note"]
-    return words.plain(grave[0]["summary"]) if grave else None
+    if not grave:
+        return None
+    doubt = " Not certain: other causes are not excluded." if grave[0]["rivals"] else ""
+    return words.plain(grave[0]["summary"]) + doubt
 
 
 def changes(result: Json) -> list[list[str]]:
@@ -46,7 +49,8 @@ def told(result: Json) -> str | None:
     if margin and rival and margin.get("value") is not None:
         reach = words.interval(margin["low"], margin["high"])
         text += (
-            f" Against the next, {rival}, the reading that fits gains {margin['value']:+.3f} tokens a round ({reach})."
+            f" Against the next, {words.plain(rival)}, the reading that fits gains {margin['value']:+.3f} tokens "
+            f"a round ({reach})."
         )
     return text
 
@@ -62,6 +66,13 @@ def readings(result: Json) -> list[list[str]]:
         gained = f"{words.number(difference['value'])} ({words.interval(difference['low'], difference['high'])})"
         rows.append([words.plain(trial["name"]), gained, str(trial["outcome"])])
     return rows
+
+
+def left_out(result: Json) -> str | None:
+    """How many confirmed readings ``readings`` does not name."""
+    sweep = result.get("sweep")
+    more = len(confirmed(sweep["passes"][0])) - SHOWN if sweep and sweep["passes"] else 0
+    return f"and {more} more, in the JSON" if more > 0 else None
 
 
 def confirmed(done: Json) -> list[Json]:

@@ -109,12 +109,15 @@ def _sweep(result: Json, console: Console) -> None:
         for row in rows:
             table.add_row(*(Text(words.plain(cell)) for cell in row))
         console.print(table)
-    table = Table(title="Other readings, tokens a round gained", title_justify="left", title_style="bold")
-    for heading in ("reading", "gained", "outcome"):
-        table.add_column(heading, overflow="fold")
-    for row in sweep.readings(result):
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    if rows := sweep.readings(result):
+        table = Table(title="Other readings, tokens a round gained", title_justify="left", title_style="bold")
+        for heading in ("reading", "gained", "outcome"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    if more := sweep.left_out(result):
+        console.print(Text(more, style="dim"))
     console.print(Text(told, style="dim"))
 
 
