@@ -66,15 +66,16 @@ def check(
     arguments: Mapping[str, object] | None = None,
     progress: Callable[[int], None] = lambda done: None,
     tried: Callable[[str], None] = lambda what: None,
+    case: Case | None = None,
 ) -> CheckResult:
     """Check the drafter in ``folder`` on its target and some records of the target's own text.
 
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
     the stock. ``sweeping``: whether other readings of the files are tried; "auto" does where anything speaks for it.
-    ``progress`` hears the records walked, ``tried`` the readings.
+    ``progress`` hears the records walked, ``tried`` the readings. An empty ``case`` keeps what was found on the way.
     """
     began = time.perf_counter()
-    case = Case(name or folder.name)
+    case = case or Case(name or folder.name)
     read_files(case, folder, target)
     if not case.stopped:
         load_weights(case, target)

@@ -15,6 +15,9 @@ def check(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="A drafter: a name (smollm2-eagle3) or a folder.")
     ],
+    other: Annotated[
+        str | None, typer.Argument(metavar="[OTHER]", help="A second drafter, to compare with on the same text.")
+    ] = None,
     target: common.TargetOption = "smollm2",
     dtype: common.DtypeOption = "fp32",
     device: common.DeviceOption = "cpu",
@@ -55,7 +58,10 @@ def check(
         raise UsageError("--quick and --sweep contradict each other.", way_out="Pass one of them.")
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
+    if other is not None and (html is not None or fail_on is not None):
+        raise UsageError("--html and --fail-on are of one drafter.", way_out="Leave them out, or check one drafter.")
     folder = resolve.drafter(checkpoint)
+    second = resolve.drafter(other) if other is not None else None
     file = records or folder / HELD_OUT
     if records is None and not file.exists():
         raise UsageError(
@@ -72,6 +78,21 @@ def check(
         "records": file.name,
         "limit": limit,
     }
+    if second is not None and other is not None:
+        from eyas.cli import pairing
+
+        pairing.compare(
+            (folder, second),
+            loaded,
+            chosen,
+            names=(checkpoint, other),
+            json=json,
+            manifest=read_manifest(file),
+            draft_tokens=draft_tokens,
+            expect=expect,
+            sweeping="never" if quick else "always" if sweep else "auto",
+            arguments={**arguments, "other": other},
+        )
     with common.checking(f"walking {len(chosen)} records", len(chosen)) as (progress, tried):
         result = check_drafter(
             folder,
