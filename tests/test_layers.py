@@ -66,9 +66,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "regenerate": BELOW_3 | {"decode", "answerers"},
     "starts": BELOW_3 | {"objective"},
     "curve": BELOW_3 | {"objective", "decode"},
+    "slices": BELOW_3 | {"curve"},
     "variants": BELOW_3 | {"objective", "curve"},
     "compare": BELOW_3,
-    "check": BELOW_3 | {"curve", "variants", "compare", "show", "bench"},
+    "check": BELOW_3 | {"curve", "slices", "variants", "compare", "show", "bench"},
     "engines": FACTS | ROW_1,
     "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},
@@ -162,7 +163,9 @@ def test_importing_eyas_loads_nothing_heavy() -> None:
 
 
 def verbs() -> list[str]:
-    return sorted(p.stem for p in (SRC / "cli").glob("*.py") if p.stem not in ("__init__", "answering", "common"))
+    return sorted(
+        p.stem for p in (SRC / "cli").glob("*.py") if p.stem not in ("__init__", "answering", "common", "pairing")
+    )
 
 
 @pytest.mark.parametrize("verb", ["", *verbs()])

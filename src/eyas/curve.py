@@ -38,13 +38,32 @@ ON_POLICY = 0.98  # a walk replays the target's own text; below this share of ag
 
 
 @dataclass(frozen=True, eq=False)
+class SlotTable:
+    """One record's S slots, for what pairs drafters or slices text.
+
+    ``position`` [S] int32 of the slot, rising: its chain predicts the tokens from position + 2; ``truth`` [S] int32 the
+    first of them in the target's vocabulary; ``covered`` [S] whether the draft vocabulary has it; ``lead`` [S] int8
+    leading matches of a round there; ``scored`` [S, K] chains that teacher-forced counts take, ``hits`` [S, K].
+    """
+
+    position: np.ndarray
+    truth: np.ndarray
+    covered: np.ndarray
+    lead: np.ndarray
+    scored: np.ndarray
+    hits: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """Curves of one drafter on some records. ``agreement`` counts slots whose record token is the truth."""
+    """Curves of one drafter on some records. ``agreement`` counts slots whose record token is the truth; ``tables``
+    are the slots of every record."""
 
     teacher_forced: CurveCounts
     walk: CurveCounts | None
     lengths: list[LengthCounts]
     agreement: tuple[int, int]
+    tables: Sequence[SlotTable] = ()
 
     @property
     def on_policy(self) -> bool:
@@ -64,6 +83,7 @@ class Chains:
     covered: int
     agreed: int
     compared: int
+    table: SlotTable
 
 
 @torch.no_grad()
@@ -143,14 +163,24 @@ def _one(
     carried = (hits & on_text[row][alive]).int().cumprod(1)
     before = torch.cat((torch.ones_like(carried[:, :1]), carried[:, :-1]), 1).bool()
     lead = np.full(T, -1, dtype=np.int64)
-    lead[index.cpu().numpy()] = (hits & before).sum(1).cpu().numpy()
+    led = (hits & before).sum(1).cpu().numpy()
+    lead[index.cpu().numpy()] = led
 
     # Teacher-forced counts ask that the predicted token is a response token too.
     at = index[:, None] + 2 + torch.arange(K, device=index.device)
     predicted = torch.where(at < T, mask[row][at.clamp(max=T - 1)], False)
     scored = valid & predicted
     run = torch.cat((torch.ones_like(hits[:, :1]), hits[:, :-1].int().cumprod(1).bool()), 1)
-    labels = truth[row][(index + 1).clamp(max=T - 1)][scored[:, 0]]
+    first = truth[row][(index + 1).clamp(max=T - 1)]
+    labels = first[scored[:, 0]]
+    table = SlotTable(
+        position=index.int().cpu().numpy(),
+        truth=first.int().cpu().numpy(),
+        covered=inside[first].cpu().numpy(),
+        lead=led.astype(np.int8),
+        scored=scored.cpu().numpy(),
+        hits=hits.cpu().numpy(),
+    )
     spoken = ids[row][(index + 2).clamp(max=T - 1)][scored[:, 0]]
     return Chains(
         lead=lead,
@@ -161,6 +191,7 @@ def _one(
         covered=int(inside[labels].sum()),
         agreed=int((labels == spoken).sum()),
         compared=len(labels),
+        table=table,
     )
 
 
@@ -168,9 +199,10 @@ def summarise(chains: Sequence[Chains], records: Sequence[Record], depths: int, 
     """Counts of every record, and the walks of 1..depths drafted tokens where the text is the target's own."""
     agreement = (sum(c.agreed for c in chains), sum(c.compared for c in chains))
     slots, covered = (np.array([getattr(c, name) for c in chains]) for name in ("slots", "covered"))
-    tables = (np.stack([getattr(c, name) for c in chains]) for name in ("n", "prev", "joint"))
-    forced = CurveCounts(truth, slots, covered, *tables)
-    measured = Measured(forced, None, [], agreement)
+    counts = (np.stack([getattr(c, name) for c in chains]) for name in ("n", "prev", "joint"))
+    forced = CurveCounts(truth, slots, covered, *counts)
+    tables = [c.table for c in chains]
+    measured = Measured(forced, None, [], agreement, tables)
     if not measured.on_policy:
         return measured
 
@@ -183,7 +215,7 @@ def summarise(chains: Sequence[Chains], records: Sequence[Record], depths: int, 
     kept = np.stack([w[::-1].cumsum()[::-1] for w in walks])  # rounds that kept at least k, [R, K+1]
     rounds = np.repeat(kept[:, :1], depths, axis=1)
     curve = CurveCounts(truth, slots, covered, rounds, kept[:, :-1], kept[:, 1:])
-    return Measured(forced, curve, lengths, agreement)
+    return Measured(forced, curve, lengths, agreement, tables)
 
 
 def walk(lead: np.ndarray, spans: Sequence[tuple[int, int]], draft_tokens: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from eyas import checkpoint, curve, provenance, variants
+from eyas import checkpoint, curve, provenance, slices, variants
 from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
 from eyas.check.engine import layers_meant, spell_fixes
@@ -74,6 +74,7 @@ def check(
     evidence: Sequence[Callable[[Case], None]] = (),
     progress: Callable[[int], None] = lambda done: None,
     tried: Callable[[str], None] = lambda what: None,
+    case: Case | None = None,
 ) -> CheckResult:
     """Check the drafter in ``folder`` on its target and some records of the target's own text.
 
@@ -82,9 +83,10 @@ def check(
     readings of the files are tried; "auto" does where anything speaks for it. ``engine`` (NAME[==VERSION]) is the one
     that fixes are spelled for, else the usual ones are. ``progress`` hears the records walked, ``tried`` the readings.
     ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
+    An empty ``case`` keeps what was found on the way.
     """
     began = time.perf_counter()
-    case = Case(name or folder.name)
+    case = case or Case(name or folder.name)
     read_files(case, folder, target)
     if not case.stopped:
         load_weights(case, target)
@@ -256,6 +258,7 @@ def measure(
     facts = case.told.configured
     live = isinstance(stock, LiveStock)
     run = feed.from_run(stock.run, facts) if isinstance(stock, LiveStock) else feed.from_stock(stock, facts)
+    case.records = records
     case.measured = curve.measure(
         drafter,
         case.parts.target,
@@ -336,6 +339,7 @@ def conclude(
         configured={"facts": case.told.configured, "by": case.told.by} if case.told else None,
         found=sweep.found(case),
         states=case.placement.to_json(form, notes) if case.placement else None,
+        slices=slices.to_json(measured.tables, case.records) if measured and measured.tables else [],
         sweep=sweep.to_json(case.swept, layers, case.told.named) if case.swept and case.told else None,
         findings=case.findings,
         not_checked=case.not_checked,

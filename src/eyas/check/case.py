@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas import curve, variants
@@ -10,6 +11,7 @@ from eyas.check.placing import Placement
 from eyas.check.reading import Told
 from eyas.check.vocabulary import Maps
 from eyas.checkpoint import Checkpoint
+from eyas.records import Record
 from eyas.results import Finding, NotChecked
 
 # Fatal findings past which there is still a drafter to run.
@@ -28,6 +30,8 @@ class Case:
     parts: variants.Parts | None = None
     told: Told | None = None
     measured: curve.Measured | None = None
+    records: Sequence[Record] = ()
+    """Those measured."""
     swept: variants.Sweep | None = None
     lost: list[Loss] = field(default_factory=list)
     placement: Placement | None = None

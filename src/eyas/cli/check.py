@@ -20,6 +20,9 @@ def check(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="A drafter: a name (smollm2-eagle3) or a folder.")
     ],
+    other: Annotated[
+        str | None, typer.Argument(metavar="[OTHER]", help="A second drafter, to compare with on the same text.")
+    ] = None,
     target: common.TargetOption = "smollm2",
     dtype: common.DtypeOption = "fp32",
     device: common.DeviceOption = "cpu",
@@ -79,7 +82,10 @@ def check(
     if fail_on not in (None, "weak"):
         raise UsageError(f"--fail-on {fail_on!r} is not known.", way_out="Pass --fail-on weak.")
     steps = beside(observed, engine, runner, flags, target)
+    if other is not None and (html is not None or fail_on is not None):
+        raise UsageError("--html and --fail-on are of one drafter.", way_out="Leave them out, or check one drafter.")
     folder = resolve.drafter(checkpoint)
+    second = resolve.drafter(other) if other is not None else None
     file = records or folder / HELD_OUT
     if records is None and states is None and not file.exists():
         raise UsageError(
@@ -110,6 +116,21 @@ def check(
         "engine": engine,
         "flags": flags,
     }
+    if second is not None and other is not None:
+        from eyas.cli import pairing
+
+        pairing.compare(
+            (folder, second),
+            loaded,
+            chosen,
+            names=(checkpoint, other),
+            json=json,
+            manifest=read_manifest(file),
+            draft_tokens=draft_tokens,
+            expect=expect,
+            sweeping="never" if quick else "always" if sweep else "auto",
+            arguments={**arguments, "other": other},
+        )
     with common.checking(f"walking {len(chosen)} records", len(chosen)) as (progress, tried):
         result = check_drafter(
             folder,

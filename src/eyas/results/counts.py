@@ -231,3 +231,14 @@ def paired_difference(a: LengthCounts, b: LengthCounts, seed: int = 0) -> Differ
         return Difference(a.value - b.value, None, None)
     ratios = [_resampled_ratios(side.accepted, side.rounds, DRAWS, seed) for side in (a, b)]
     return Difference(a.value - b.value, *_middle_95(ratios[0] - ratios[1]))
+
+
+def unpaired_difference(a: LengthCounts, b: LengthCounts, seed: int = 0) -> Difference:
+    """a minus b on records of their own. Each side draws by itself: with one seed, equal sizes would draw alike."""
+    assert a.draft_tokens == b.draft_tokens, "lengths at different drafted tokens do not compare"
+    if a.value is None or b.value is None:
+        return Difference(None, None, None)
+    if min(np.count_nonzero(a.rounds), np.count_nonzero(b.rounds)) < 2:
+        return Difference(a.value - b.value, None, None)
+    ratios = [_resampled_ratios(s.accepted, s.rounds, DRAWS, seed + i) for i, s in enumerate((a, b))]
+    return Difference(a.value - b.value, *_middle_95(ratios[0] - ratios[1]))

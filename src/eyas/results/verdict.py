@@ -186,6 +186,7 @@ class CheckResult:
     found: dict[str, Any] = field(default_factory=dict)
     sweep: dict[str, Any] | None = None
     states: dict[str, Any] | None = None
+    slices: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[NotChecked] = field(default_factory=list)
     expect: float = EXPECT
@@ -215,6 +216,7 @@ class CheckResult:
             "found": self.found,
             "sweep": self.sweep,
             "states": self.states,
+            "slices": self.slices,
             "findings": [f.to_json() for f in graver_first(self.findings)],
             "not_checked": [n.to_json() for n in self.not_checked],
             "expect": self.expect,
