@@ -257,6 +257,8 @@ def score(
     """``facts`` on ``pool``, to ``depths``; None where these files or states cannot be read so."""
     if not set(needed(facts, pool.stock.last)) <= set(pool.stock.taps):
         return None
+    if not pool.slots:
+        return None
     drafter = build(parts, facts)
     if drafter is None:
         return None
