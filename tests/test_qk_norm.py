@@ -101,7 +101,7 @@ def test_a_norm_that_is_missing_is_fatal(tmp_path: Path, name: str) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((HERE / "qk_norm" / "config.json").read_bytes())
     found = checkpoint.inspect(checkpoint.read(tmp_path), None)
-    assert next(f for f in found if f.cause == "weights-missing").evidence[0].value == [name]
+    assert next(f for f in found if f.cause == "norm-weight-missing").evidence[0].value == [name]
 
 
 def test_without_a_contract_the_names_decide(tmp_path: Path) -> None:

@@ -208,7 +208,10 @@ def placed(case: Case, states: Stock, records: Sequence[Record], target: Target,
     meant = layers_meant(case.files, engine, target) if engine else None
     placement = place(Held(states), target, ids, live, meant)
     case.placement = placement
+    before = len(case.findings)
     look_at_states(case, Held(states), placement, target, live, records)
+    if not live and placement.last is None:  # whose rows they are was told by a layer's likeness to the end alone
+        case.findings[before:] = [replace(f, severity="note") if f.rivals else f for f in case.findings[before:]]
     if isinstance(states, ForeignStock):
         mapping = placement.mapping("guess")
         last = mapping.get(str(placement.last)) if placement.last is not None else None

@@ -206,8 +206,9 @@ class Truths:
             asked = torch.from_numpy(record.loss_mask.copy())
             asked[:-1] |= asked[1:].clone()  # the position before a response token is asked for it
             last = self._stock.states(index, (self._stock.last,))[asked]
+            last = last.to(self._target.device, self._target.head_weight.dtype)
             following = torch.full_like(ids, -1)
-            following[asked] = objective.greedy(self._target, self._target.norm(last.to(self._target.device))).cpu()
+            following[asked] = objective.greedy(self._target, self._target.norm(last)).cpu()
         self._known[index] = following
         return following
 
@@ -242,10 +243,11 @@ def arranged(held: Mapping[Tap, Tensor], target: Target, facts: Facts, last: Tap
             blocks.append(torch.zeros_like(like))
         elif t == FINAL:
             assert last is not None
-            blocks.append(target.norm(held[last].to(target.device)).to(like.device))
+            end = held[last].to(target.device, target.head_weight.dtype)
+            blocks.append(target.norm(end).to(like.device, like.dtype))
         else:
             blocks.append(held[t])
-    states = torch.cat(blocks, -1)
+    states = torch.cat(blocks, -1).float()  # a drafter runs in fp32 whatever its target does
     late = facts.get("token_shift", 1) - 1
     return states if late == 0 else states[..., (torch.arange(T, device=states.device) - late).clamp(0, T - 1), :]
 
