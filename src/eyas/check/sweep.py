@@ -16,6 +16,7 @@ from eyas.results import Difference, Evidence, Finding, NotChecked, Rival
 from eyas.variants import Sweep, Trial
 from eyas.variants.table import name_of
 
+VOUCHED = 0.15  # of the tokens a round: less is not held against a contract of these very weights
 DEADLY = 0.25  # of what the right reading keeps
 ALIVE = 0.15  # kept a slot, of four: below, nothing was proven to be wired right
 # Findings about what files declare, which a measured one about the same thing makes a note.
@@ -46,7 +47,8 @@ def judge(case: Case, lost: Sequence[Loss], *, num_layers: int) -> None:
         if loss.fact == "taps" and readers:
             case.findings.append(_by_reader(loss, readers, readers_of, swept))
         else:
-            case.findings.append(_finding(slug, loss, swept, num_layers, told.named))
+            found_ = _finding(slug, loss, swept, num_layers, told.named)
+            case.findings.append(_vouched(case, loss, found_))
     if not any(loss.proven for loss in lost):
         _nothing_better(case, swept)
     _suspects(case, swept)
@@ -102,6 +104,19 @@ def found(case: Case) -> dict[str, Any]:
         "changes": [{"fact": x.fact, "configured": x.configured, "found": x.trained} for x in case.lost],
         "kept_per_slot": swept.passes[-1].confirmed.kept_per_slot,
     }
+
+
+def _vouched(case: Case, loss: Loss, finding: Finding) -> Finding:
+    """A note where the trainer itself wrote down what is configured, of these very weights, and the gain is small: a
+    drafter trained little may do better in a way it was not trained in, and that is no miswiring."""
+    contract = case.files.contract if case.files else None
+    if contract is None or loss.fact not in contract or any(f.cause == "weights-changed" for f in case.findings):
+        return finding
+    declared = contract[loss.fact]
+    if not same(tuple(declared) if isinstance(declared, list) else declared, loss.configured):
+        return finding
+    gain = loss.difference.value or 0.0
+    return replace(finding, severity="note") if gain < VOUCHED * (1 + loss.fitting.kept_per_slot) else finding
 
 
 def _unrun(slug: str, loss: Loss, swept: Sweep) -> Finding:
