@@ -32,10 +32,6 @@ from eyas.states.stock import Stock
 CRASHED = "crashed"
 
 
-class NotYet(Exception):
-    """This row needs something that check does not take."""
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
     bed: Bed

@@ -20,6 +20,7 @@ from torch import Tensor
 from eyas import taps
 from eyas.compare import SHIFTS, TINY, row_order, tap_matrix
 from eyas.records import Record
+from eyas.states.embedded import embedding_rows
 from eyas.states.stock import Stock, Tap
 from eyas.target import Target
 
@@ -173,12 +174,6 @@ def enough(records: Sequence[Record], rows: int) -> list[Record]:
 
 
 @torch.no_grad()
-def embedding_rows(target: Target, ids: Tensor) -> Tensor:
-    """What the embedding makes of ids [T]: [T, D], scaled where the target scales (Gemma)."""
-    rows: Tensor = target.model.get_input_embeddings()(ids.to(target.device))  # type: ignore[operator]
-    return rows.float().cpu()
-
-
 def by_embedding(rows: Rows, open_: Sequence[Tap], target: Target) -> dict[Tap, Placed]:
     """The tensor, if any, whose rows are the embedding's: in order, shifted, in another order, or of other tokens of
     these records. Rows times any one factor count: not all who store them scale as Gemma does."""

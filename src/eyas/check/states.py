@@ -22,12 +22,12 @@ from eyas.check.placing import (
     Live,
     Placement,
     Rows,
-    embedding_rows,
     predictions,
 )
 from eyas.compare import Rotation, median_error, rotation, row_order
 from eyas.records import Record
 from eyas.results import Evidence, Finding, NotChecked, Rival
+from eyas.states.embedded import embedding_rows
 from eyas.states.stock import Stock, Tap
 from eyas.target import Target
 

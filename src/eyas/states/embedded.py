@@ -17,6 +17,12 @@ from eyas.states.stock import Stock, Tap
 from eyas.target import Target
 
 
+def embedding_rows(target: Target, ids: Tensor) -> Tensor:
+    """What the embedding makes of ids [T]: [T, D], scaled where the target scales (Gemma)."""
+    rows: Tensor = target.model.get_input_embeddings()(ids.to(target.device))  # type: ignore[operator]
+    return rows.float().cpu()
+
+
 class WithEmbedding:
     """A ``Stock`` with tap 0 before what ``inner`` has."""
 
@@ -33,8 +39,7 @@ class WithEmbedding:
         held = torch.split(self._inner.states(index, stored), self._target.hidden_size, -1) if stored else ()
         by_tap = dict(zip(stored, held, strict=True))
         if 0 in taps:
-            ids = torch.from_numpy(self.records[index].input_ids.astype(np.int64)).to(self._target.device)
-            by_tap[0] = self._target.model.get_input_embeddings()(ids).float().cpu()  # type: ignore[operator]
+            by_tap[0] = embedding_rows(self._target, torch.from_numpy(self.records[index].input_ids.astype(np.int64)))
         return torch.cat([by_tap[t] for t in taps], -1)
 
 

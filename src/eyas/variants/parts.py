@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eyas import objective
@@ -30,10 +29,8 @@ RIGHT: dict[str, Any] = {
     "position_step": 1,  # how far the position advances with each depth
     "cache": "all",  # keys of depth 0 that a slot sees: all up to its own, or none but its own
     "norm_gain": {},  # by norm, or "all": what is added to its weight
-    "input_norm": True,  # whether hidden and embedding are normed at the first attention's door
     "residual_kept": True,  # whether the layer adds its input back
     "rope_layout": "half-split",
-    "states": "as given",  # or how they were turned
 }
 """Facts outside the contract, each with the one value that trainers and engines mean."""
 
@@ -80,14 +77,8 @@ class Altered(Drafter):
     """A drafter that can do what no healthy one does. Every switch as it is here, it is the plain one."""
 
     head_norm = True
-    input_norm_on = True
     residual_kept = True
     rotated_share = 1.0
-
-    def mix(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
-        if self.input_norm_on:
-            return super().mix(token_ids, hidden)
-        return torch.cat((F.embedding(token_ids, self.embedding).to(hidden.dtype), hidden), dim=-1)
 
     def finish(self, residual: Tensor, attended: Tensor, layer: int = 0) -> Tensor:
         return super().finish(residual if self.residual_kept else torch.zeros_like(residual), attended, layer)
@@ -174,7 +165,6 @@ def _assembled(shape: DrafterConfig, tensors: dict[str, Tensor], parts: Parts, f
     if not shape.own_embedding:
         made.shared_embedding = parts.target.embedding
     made.head_norm = bool(facts.get("head_norm", True))
-    made.input_norm_on = bool(facts.get("input_norm", True))
     made.residual_kept = bool(facts.get("residual_kept", True))
     made.rotated_share = float((facts.get("rope") or {}).get("partial_rotary_factor") or 1.0)
     if made.rotated_share != 1.0:

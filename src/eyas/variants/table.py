@@ -28,11 +28,11 @@ def candidates(base: Facts, parts: Parts, stock: Stock, num_layers: int) -> Iter
         ("vocab_map", parts.maps),
         ("embedding", _embeddings(parts)),
         ("head", ("own", "target")),
-        ("fc_norm", _fc_norms(base, parts)),
+        ("fc_norm", _fc_norms(parts)),
         ("residual", ("before hidden_norm", "after hidden_norm")),
         ("residual_kept", (True, False)),
         ("head_norm", (True, False)),
-        ("norm_gain", _gains(base, parts)),
+        ("norm_gain", _gains(parts)),
         ("feedback", ("before the last norm", "after the last norm", "the target's state", "the state before")),
         ("token_shift", (0, 1, 2)),
         ("position_step", (0, 1)),
@@ -113,7 +113,7 @@ def same_rows(own: Tensor, theirs: Tensor) -> bool:
     return bool((a - b).norm() < 0.01 * b.norm())
 
 
-def _fc_norms(base: Facts, parts: Parts) -> Iterator[str]:
+def _fc_norms(parts: Parts) -> Iterator[str]:
     """Those whose weights are in the files; and a norm of each tap or of all with gains of one, as an exporter that
     dropped its weights would leave it."""
     yield from FC_NORMS[:3]
@@ -121,7 +121,7 @@ def _fc_norms(base: Facts, parts: Parts) -> Iterator[str]:
         yield FC_NORMS[3]
 
 
-def _gains(base: Facts, parts: Parts) -> Iterator[Mapping[str, float]]:
+def _gains(parts: Parts) -> Iterator[Mapping[str, float]]:
     yield {}
     yield {"all": 1.0}
     yield {"all": -1.0}
