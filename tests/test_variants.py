@@ -15,9 +15,9 @@ from eyas.drafter import Drafter
 from eyas.states.live import LiveStock
 from eyas.target import Target
 from eyas.variants import pool as pools
-from eyas.variants import table
+from eyas.variants import scores, table
 from eyas.variants.parts import play
-from eyas.variants.pool import FINAL, arranged
+from eyas.variants.scores import FINAL, arranged
 
 torch.set_num_threads(1)
 K = 3
@@ -121,8 +121,8 @@ def test_a_reading_undoes_what_was_done_to_the_files(fault: str) -> None:
     files, change = broken(of, fault)
     wrong = facts(of, embedding="own") if fault == "embedding" else facts(of)
     pool = whole_pool()
-    healthy = pools.score(pool, parts(of), facts(of))
-    damaged, mended = pools.score(pool, files, wrong), pools.score(pool, files, {**wrong, **change})
+    healthy = scores.score(pool, parts(of), facts(of))
+    damaged, mended = scores.score(pool, files, wrong), scores.score(pool, files, {**wrong, **change})
     assert healthy is not None
     assert damaged is not None
     assert mended is not None
@@ -138,11 +138,11 @@ def test_every_switch_that_is_tried_changes_what_is_said() -> None:
     base = facts(of)
     pool = whole_pool()
     stock = pool.stock
-    plain = pools.score(pool, held, base)
+    plain = scores.score(pool, held, base)
     assert plain is not None
     silent, tried = [], 0
     for change in table.candidates(base, held, stock, 5):
-        got = pools.score(pool, held, {**base, **change})
+        got = scores.score(pool, held, {**base, **change})
         if got is None:
             continue
         tried += 1
@@ -286,7 +286,7 @@ def test_kept_is_what_a_plain_loop_keeps() -> None:
     """A random drafter is never right, so half of the truth is made of what it says at depth 0."""
     of = tiny.drafter("llama")
     pool = whole_pool()
-    first = pools.score(pool, parts(of), facts(of))
+    first = scores.score(pool, parts(of), facts(of))
     assert first is not None
     (chunk,) = pool.chunks
     alive = chunk.slots.valid[:, :, 0]
@@ -294,7 +294,7 @@ def test_kept_is_what_a_plain_loop_keeps() -> None:
     at = chunk.slots.index[alive] + 1
     half = torch.arange(len(at)) % 4 < 3
     chunk.truth[rows[half], at[half]] = torch.from_numpy(first.said)[half]
-    got = pools.score(pool, parts(of), facts(of))
+    got = scores.score(pool, parts(of), facts(of))
     assert got is not None
     target, kept, logs = tiny.target("llama"), [], []
     inside = of.vocab.draft_ids()
@@ -313,6 +313,8 @@ def test_kept_is_what_a_plain_loop_keeps() -> None:
                 on = on and int(of.vocab.ids[depths[k][s].argmax()]) == label
                 run += on
                 place = int(inside[label])
+                if k >= scores.LIKELY:
+                    continue
                 total += float(depths[k][s][place]) if place >= 0 else -float(np.log(tiny.VOCAB))
                 n += 1
             kept.append(run)
@@ -330,6 +332,7 @@ def test_the_truth_is_the_target_or_the_text() -> None:
     states = taps.run(target, chunk.batch.input_ids, chunk.batch.lengths, (1,))
     assert torch.equal(chunk.truth[wanted], target.logits(states.last).argmax(-1)[wanted])
     pool.stock.last = None  # type: ignore[misc]
+    pool.stock.truth = lambda index: None  # type: ignore[method-assign]
     marks = {i: np.ones(r.seq_len, bool) for i, r in enumerate(pool.stock.records)}
     (chunk,) = pools.make(pool.stock, pools.Truths(pool.stock, target), marks, K).chunks
     following = chunk.batch.input_ids.roll(-1, 1)
@@ -351,9 +354,78 @@ def test_pools_share_no_slot() -> None:
 def test_standard_errors_are_those_of_units() -> None:
     unit = np.repeat(np.arange(50), 20)
     rng = np.random.default_rng(0)
-    base = pools.Score(4, np.zeros(1000, int), np.zeros(1000), unit, np.zeros(1000, int), 50)
+    base = scores.Score(4, np.zeros(1000, int), np.zeros(1000), unit, np.zeros(1000, int), 50)
     shared = np.repeat(rng.integers(0, 2, 50), 20)  # all slots of a unit agree: fifty draws, not a thousand
-    better = pools.Score(4, shared, np.zeros(1000), unit, np.zeros(1000, int), 50)
+    better = scores.Score(4, shared, np.zeros(1000), unit, np.zeros(1000, int), 50)
     share = shared.reshape(50, 20)[:, 0]
-    assert np.isclose(pools.z_of(better, base), share.mean() / (share.std(ddof=1) / np.sqrt(50)), rtol=1e-6)
-    assert pools.z_of(base, base) == 0
+    assert np.isclose(scores.z_of(better, base), share.mean() / (share.std(ddof=1) / np.sqrt(50)), rtol=1e-6)
+    assert scores.z_of(base, base) == 0
+
+
+def staged() -> tuple[pools.Pool, pools.Pool, Drafter]:
+    """The same slots in three parts and in one."""
+    stock = LiveStock(tiny.target("llama"), tiny.tiny_records(24, seed=1))
+    truths = pools.Truths(stock, tiny.target("llama"))
+    marks = {i: np.ones(r.seq_len, bool) for i, r in enumerate(stock.records)}
+    return pools.make(stock, truths, marks, K, [40, 40]), pools.make(stock, truths, marks, K), tiny.drafter("llama")
+
+
+def test_stages_add_up_to_the_pool() -> None:
+    parts_, whole, of = staged()
+    assert len(parts_.stages) == 3
+    assert parts_.slots == whole.slots == sum(stage.slots for stage in parts_.stages)
+    known = scores.Scores(parts(of))
+    got, want = known.of(parts_, facts(of)), scores.score(whole, parts(of), facts(of))
+    assert got is not None
+    assert want is not None
+    assert len(set(got.unit.tolist())) == got.units == want.units
+    assert sorted(zip(got.kept.tolist(), got.said.tolist(), strict=True)) == sorted(
+        zip(want.kept.tolist(), want.said.tolist(), strict=True)
+    )
+    assert np.isclose(got.log_p, want.log_p)
+
+
+def test_what_has_lost_is_not_run_on_all_slots() -> None:
+    parts_, _, of = staged()
+    known, good = scores.Scores(parts(of)), facts(of)
+    bad = {**good, "taps": tuple(reversed(good["taps"]))}
+    both = known.until(parts_, bad, good, lambda other, base: True)
+    assert both is not None
+    assert [len(one.kept) for one in both] == [parts_.stages[0].slots] * 2
+    whole = known.until(parts_, bad, good, lambda other, base: False)
+    assert whole is not None
+    assert [len(one.kept) for one in whole] == [parts_.slots] * 2
+    a, b = whole
+    assert np.array_equal(a.unit, b.unit)
+
+
+def test_far_behind_asks_for_both() -> None:
+    unit = np.repeat(np.arange(10), 20)
+    rng = np.random.default_rng(0)
+    base = scores.Score(4, rng.integers(1, 4, 200), rng.normal(size=200), unit, np.zeros(200, int), 10)
+
+    def other(fewer: int, less: float) -> scores.Score:
+        noise = rng.normal(size=200)
+        return scores.Score(4, base.kept - fewer, base.log_probability - less + noise, unit, base.said, 10)
+
+    assert scores.far_behind(other(1, 1.0), base)
+    assert not scores.far_behind(other(1, -1.0), base)
+    assert not scores.far_behind(other(0, 1.0), base)
+    assert scores.no_better(other(1, 1.0), base)
+    assert not scores.no_better(other(1, -1.0), base)
+
+
+def test_the_target_says_its_truth_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny.target("llama")
+    stock = LiveStock(target, tiny.tiny_records(6, seed=1))
+    for i, record in enumerate(stock.records):
+        ids = torch.from_numpy(record.input_ids.astype(np.int64))[None]
+        want = target.logits(taps.run(target, ids, torch.tensor([record.seq_len]), (1,)).last).argmax(-1)[0]
+        asked = taps.answered(record.loss_mask)
+        known = stock.truth(i)
+        assert known is not None
+        assert torch.equal(known[asked], want[asked])
+        assert bool((known[~asked] == -1).all())
+    monkeypatch.setattr(taps, "greedy", lambda *a: pytest.fail("asked again"))
+    truths = pools.Truths(stock, target)
+    assert all((truths.of(i) >= -1).all() for i in range(len(stock.records)))

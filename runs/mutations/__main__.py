@@ -25,10 +25,10 @@ from eyas.errors import EyasError
 from eyas.prepare import read_manifest
 from eyas.target import Target
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 RECORDS = 128
 GUESS = 75.0  # seconds a row where none has been timed yet: two cores, SmolLM2
-HELD_OUT = ("heldout.jsonl.gz", "heldout.jsonl")
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,19 @@ class Known:
     name: str
     folder: Path
     target: str
-    records: Path | None = None
+
+    @property
+    def records(self) -> Path:
+        return HERE / "records" / self.target / "heldout.jsonl.gz"
 
 
 SHIPPED = ROOT / "models" / "smollm2-135m-eagle3"
 FIXTURES = ROOT / "tests" / "fixtures" / "drafters"
 DRAFTERS = (
     Known("gemma3-taps-0-9-15", FIXTURES / "gemma3-taps-0-9-15", "gemma3-270m"),
-    Known("smollm2-taps-0-2-15", FIXTURES / "smollm2-taps-0-2-15", "smollm2", SHIPPED / HELD_OUT[0]),
+    Known("smollm2-taps-0-2-15", FIXTURES / "smollm2-taps-0-2-15", "smollm2"),
     Known("smollm2-eagle3", SHIPPED, "smollm2"),
-    Known("smollm2-eagle31", ROOT / "out" / "fixtures" / "smollm2-eagle31", "smollm2", SHIPPED / HELD_OUT[0]),
+    Known("smollm2-eagle31", ROOT / "out" / "fixtures" / "smollm2-eagle31", "smollm2"),
 )
 
 
@@ -135,11 +138,7 @@ def load(options: argparse.Namespace, console: Console) -> list[Bed]:
         if not folder.is_dir():
             console.print(f"{known.name} is left out: {folder} is not there (--drafter {known.name}=FOLDER).")
             continue
-        held = [folder / name for name in HELD_OUT if (folder / name).exists()]
-        file = options.records.get(known.target) or known.records or (held[0] if held else None)
-        if file is None:
-            console.print(f"{known.name} is left out: no records for it (--records {known.target}=FILE).")
-            continue
+        file = options.records.get(known.target, known.records)
         if known.target not in loaded:
             loaded[known.target] = targets.load(known.target)
         target = loaded[known.target]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from eyas import objective, taps
+from eyas import taps
 from eyas.records import Record
 from eyas.states.stock import Tap
 from eyas.target import Target
@@ -40,7 +40,7 @@ class Bank:
     def truth(self, record: Record) -> Tensor:
         """The target's greedy token after every position, [T]."""
         if record.id not in self._truth:
-            self._truth[record.id] = objective.greedy(self.target, self.normed(record))
+            self._truth[record.id] = taps.greedy(self.target, self.normed(record))
         return self._truth[record.id]
 
     def forget(self, everything: bool = False) -> None:
@@ -67,3 +67,6 @@ class BankStock:
 
     def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
         return self._bank.states(self.records[index], [int(tap) for tap in taps])
+
+    def truth(self, index: int) -> Tensor:
+        return self._bank.truth(self.records[index])

@@ -54,7 +54,8 @@ class Engine:
         drafter = _fed(self.drafter, self.feedback, taps, index)
         for k, state in enumerate(objective.unroll(drafter, taps[None], ids, slots)):
             at = index + 1 + k
-            said = self.ids[self.drafter.logits(state[0]).argmax(-1)]
+            said = torch.full_like(index, -2)  # a chain that has ended is not asked
+            said[on_text] = self.ids[self.drafter.logits(state[0, on_text]).argmax(-1)]
             on_text &= slots.valid[0, :, k] & (said == truth[at.clamp(max=T - 1)])
             lead += on_text
             on_text &= (at + 1 >= T) | (said == ids[0, (at + 1).clamp(max=T - 1)])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eyas import checkpoint
 from eyas.records import Record
+from eyas.results import LengthCounts
 from eyas.target import Target
 
 KINDS: dict[str, str] = {
@@ -56,6 +57,8 @@ class Bed:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     walks: dict[tuple[str, bytes], np.ndarray] = field(default_factory=dict)
     """Rounds by tokens kept of the healthy drafter, by record and mask: every row compares with them."""
+    mutated: dict[str, LengthCounts | None] = field(default_factory=dict)
+    """What came of mutated files, by their digest: many rows differ in what only check sees."""
 
     @property
     def n(self) -> int:

@@ -123,8 +123,7 @@ def _chains(
     ids, mask = batch.input_ids, batch.loss_mask
     T = ids.shape[1]
     slots = objective.drafted_slots(mask, depths)
-    teacher = objective.teach(target, states, objective.label_positions(slots, T), drafter)
-    truth = teacher.truth[teacher.row] if len(teacher.truth) else torch.full_like(ids, -1)
+    truth = taps.truths(target, states, objective.label_positions(slots, T))
     inside = drafter.vocab.draft_ids().to(ids.device) >= 0
 
     hits, right = [], []

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter import Drafter, attend
-from eyas.taps import States
+from eyas.taps import States, truths
 from eyas.target import Target
 
 
@@ -260,18 +260,11 @@ class Teacher:
 def teach(target: Target, states: States, wanted: Tensor, drafter: Drafter, chunk: int = 512) -> Teacher:
     """Labels from what the target said, at ``wanted`` [B, T] positions."""
     normed, ids = states.last[wanted], drafter.vocab.ids.to(states.last.device)
-    truth = states.truth[wanted] if states.truth is not None else greedy(target, normed, chunk)
-    assert bool((truth >= 0).all()), "a position that labels something has no truth"
+    truth = truths(target, states, wanted, chunk)[wanted]
     parts = [target.logits(part, ids).float().softmax(-1) for part in torch.split(normed, chunk)]
     row = torch.zeros(wanted.shape, dtype=torch.int64, device=normed.device)
     row[wanted] = torch.arange(len(normed), device=normed.device)
     return Teacher(row, torch.cat(parts), truth)
-
-
-@torch.no_grad()
-def greedy(target: Target, normed: Tensor, chunk: int = 512) -> Tensor:
-    """The target's first choice [P] over its whole vocabulary, from final-normed states [P, D]."""
-    return torch.cat([target.logits(part).argmax(-1) for part in torch.split(normed, chunk)])
 
 
 def label_positions(slots: Slots, T: int) -> Tensor:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -115,3 +116,26 @@ def run(target: Target, input_ids: Tensor, lengths: Tensor, taps: Sequence[int])
 
 Run = Callable[[Target, Tensor, Tensor, Sequence[int]], States]
 """``run``, or whatever else knows the states of (target, input_ids, lengths, taps): a store on disk, for one."""
+
+
+def answered(loss_mask: np.ndarray) -> Tensor:
+    """Positions [T] whose next token the target is asked for: those of a response, and the one before."""
+    asked = torch.from_numpy(loss_mask.copy())
+    asked[:-1] |= asked[1:].clone()
+    return asked
+
+
+def truths(target: Target, states: States, wanted: Tensor, chunk: int = 512) -> Tensor:
+    """The target's greedy token after each of the ``wanted`` [B, T] positions, -1 or what was known elsewhere. The head
+    is the dearest part of a small target, so what is known already is not asked again."""
+    known = torch.full_like(wanted, -1, dtype=torch.int64) if states.truth is None else states.truth.clone()
+    missing = wanted & (known < 0)
+    if bool(missing.any()):
+        known[missing] = greedy(target, states.last[missing], chunk)
+    return known
+
+
+@torch.no_grad()
+def greedy(target: Target, normed: Tensor, chunk: int = 512) -> Tensor:
+    """The target's first choice [P] over its whole vocabulary, from final-normed states [P, D]."""
+    return torch.cat([target.logits(part).argmax(-1) for part in torch.split(normed, chunk)])

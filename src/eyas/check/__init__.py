@@ -44,7 +44,7 @@ from eyas.states.stock import Stock
 from eyas.target import Target
 from eyas.variants import feed
 from eyas.variants.parts import play
-from eyas.variants.pool import needed
+from eyas.variants.scores import needed
 from eyas.variants.table import same_rows
 
 __all__ = ["Case", "check", "wiring_doubts"]
@@ -300,7 +300,7 @@ def try_readings(case: Case, stock: Stock, limits: variants.Limits, tried: Calla
         case.not_checked.append(NotChecked("variants", "too little text to try other readings on", needed=True))
         return
     case.swept = swept
-    case.lost = losses(swept, case.parts, told.configured)
+    case.lost = losses(swept, told.configured)
     before = len(case.findings)
     sweep.judge(case, case.lost, num_layers=layers)
     if case.placement is not None and case.placement.guessed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eyas.variants.pool import FINAL
+from eyas.variants.scores import FINAL
 
 Value = Any
 

@@ -9,7 +9,7 @@ from typing import Any
 from eyas import variants
 from eyas.results import Difference, paired_difference
 from eyas.variants import Sweep
-from eyas.variants.pool import Score, log_z_of, score, z_of
+from eyas.variants.scores import Score, log_z_of, z_of
 
 FEW_UNITS_BAR = 1.5  # times the bar, where stretches of few records are what varies: they are not independent
 FEW_UNITS_LEAST = 0.1
@@ -31,10 +31,10 @@ class Loss:
     proven: bool
 
 
-def losses(swept: Sweep, parts: variants.Parts, configured: Mapping[str, Any]) -> list[Loss]:
+def losses(swept: Sweep, configured: Mapping[str, Any]) -> list[Loss]:
     """Every fact that is configured otherwise than it fits, dearest first. Faults stack, so each is taken alone."""
     best = swept.best
-    fitting = score(swept.confirm, parts, best)
+    fitting = swept.scores.of(swept.confirm, best)
     assert fitting is not None
     bar = variants.threshold(swept.tried) * (1 if swept.by_record else FEW_UNITS_BAR)
     least = 0.02 if swept.by_record else FEW_UNITS_LEAST
@@ -43,7 +43,7 @@ def losses(swept: Sweep, parts: variants.Parts, configured: Mapping[str, Any]) -
         was = {**variants.RIGHT, **configured}.get(fact)
         if same(was, trained):
             continue
-        got = score(swept.confirm, parts, {**best, fact: was})
+        got = swept.scores.of(swept.confirm, {**best, fact: was})
         if got is None:
             unknown = Difference(None, None, None)
             found.append(Loss(fact, was, trained, None, fitting, unknown, 0.0, 0.0, False))

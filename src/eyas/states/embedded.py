@@ -42,6 +42,9 @@ class WithEmbedding:
             by_tap[0] = embedding_rows(self._target, torch.from_numpy(self.records[index].input_ids.astype(np.int64)))
         return torch.cat([by_tap[t] for t in taps], -1)
 
+    def truth(self, index: int) -> Tensor | None:
+        return self._inner.truth(index)
+
 
 def with_embedding(stock: Stock, target: Target) -> Stock:
     """The same states, and tap 0 where it is not among them."""

@@ -17,7 +17,7 @@ from eyas.states.stock import Stock, Tap, place_of
 from eyas.states.store import StoredStates
 from eyas.target import Target
 
-HELD = 64  # records kept in memory
+HELD = 1.5 * 2**30  # bytes of states kept in memory
 
 
 def given(path: Path, target: Target, records: Sequence[Record] | None) -> tuple[Stock, str, tuple[str, ...]]:
@@ -43,7 +43,9 @@ class Held:
         self.records: Sequence[Record] = inner.records
         self.taps: tuple[Tap, ...] = inner.taps
         self.last: Tap | None = inner.last
-        self._read = lru_cache(maxsize=HELD)(self._all)
+        rows = max((record.seq_len for record in inner.records), default=1)
+        width = inner.states(0, inner.taps[:1]).shape[-1] if inner.records else 1
+        self._read = lru_cache(maxsize=max(1, int(HELD / (4 * rows * width * len(inner.taps)))))(self._all)
 
     def _all(self, index: int) -> tuple[Tensor, ...]:
         whole = self._inner.states(index, self.taps)
@@ -52,6 +54,9 @@ class Held:
     def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
         held = self._read(index)
         return torch.cat([held[place_of(t, self.taps)] for t in taps], -1)
+
+    def truth(self, index: int) -> Tensor | None:
+        return self._inner.truth(index)
 
 
 __all__ = ["ForeignStock", "Held", "given"]

@@ -37,6 +37,9 @@ class OwnStock:
         asked = [self._taps[place_of(tap, self._taps)] for tap in taps]
         return self.store.states_of(self._records[index], asked)
 
+    def truth(self, index: int) -> None:
+        return None
+
 
 def stock_of(store: StoredStates, records: Sequence[Record]) -> OwnStock:
     """Raises InputError for records that the store does not hold."""

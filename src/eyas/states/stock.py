@@ -35,6 +35,11 @@ class Stock(Protocol):
         """Taps of record ``index``, concatenated: [T, C*D], fp32."""
         ...
 
+    def truth(self, index: int) -> Tensor | None:
+        """The target's greedy token after each position of record ``index``, [T], where somebody knows it already; -1
+        where nothing asks for it."""
+        ...
+
 
 def place_of(tap: Tap, held: Sequence[Tap]) -> int:
     """Where ``tap`` stands among those held. Raises UsageError where it does not."""

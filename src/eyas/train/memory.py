@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eyas import objective, taps
+from eyas import taps
 from eyas.target import Target
 
 
@@ -31,7 +31,7 @@ class StatesInMemory:
             states = self._source(target, input_ids, lengths, tap_list)
             for row, (key, n) in enumerate(zip(keys, sizes, strict=True)):
                 tapped, last = (part[row, :n].to(self.dtype).clone() for part in (states.taps, states.last))
-                truth = objective.greedy(target, last.to(states.last.dtype))
+                truth = taps.greedy(target, last.to(states.last.dtype))
                 self._kept[key] = tapped, last, truth
         pad = torch.nn.utils.rnn.pad_sequence
         kept = [self._kept[key] for key in keys]

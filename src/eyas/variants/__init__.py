@@ -21,13 +21,15 @@ from eyas.states.stock import Stock
 from eyas.variants import pool as pools
 from eyas.variants import table, taps
 from eyas.variants.parts import RIGHT, Facts, Parts, build, read_parts
-from eyas.variants.pool import FEW_RECORDS, Pool, Score, log_z_of, score, z_of
+from eyas.variants.pool import FEW_RECORDS, Pool
+from eyas.variants.scores import Score, Scores, far_behind, log_z_of, no_better, score, z_of
 from eyas.variants.table import name_of
 
 __all__ = ["RIGHT", "Facts", "Limits", "Parts", "Pass", "Sweep", "Trial", "build", "read_parts", "score", "sweep"]
 
 DEAD = 0.12  # kept a slot, of four: what chance and the commonest tokens give
 MAX_PASSES = 4
+SURE = 2.0  # times the bar, beyond which the first slots settle it
 SUSPECT = 2.5  # standard errors from which a better reading keeps a drafter from being called sound
 Outcome = Literal["better", "tied", "suspect", "equal", "worse", "screened out"]
 
@@ -37,7 +39,7 @@ class Limits:
     """How much is looked at. ``screen`` and ``confirm`` are slots, ``finalists`` readings that are confirmed."""
 
     screen: int = 1000
-    confirm: int = 6000
+    confirm: int = 4000
     finalists: int = 5
     draft_tokens: int = 4
     screen_depths: int = 2
@@ -47,13 +49,15 @@ class Limits:
 
 @dataclass(eq=False)
 class Trial:
-    """One reading in one pass: ``changes`` to the base, the scores of both on the screening slots, and on the others
-    where it came so far."""
+    """One reading in one pass: ``changes`` to the base, the scores of both on the screening slots, as many as it took,
+    and on the others where it came so far."""
 
     changes: dict[str, Any]
     screened: Score
     base: Score
     confirmed: Score | None = None
+    against: Score | None = None
+    """The base on the slots of ``confirmed``."""
     difference: Difference | None = None
     z: float | None = None
     log_z: float | None = None
@@ -62,6 +66,16 @@ class Trial:
     @property
     def name(self) -> str:
         return name_of(self.changes)
+
+    @property
+    def kept_more(self) -> float:
+        """Tokens a slot, on the screening slots."""
+        return self.screened.kept_per_slot - self.base.kept_per_slot
+
+    @property
+    def likelier(self) -> float:
+        """Nats, on the screening slots."""
+        return self.screened.log_p - self.base.log_p
 
 
 @dataclass(eq=False)
@@ -85,6 +99,7 @@ class Sweep:
     confirm: Pool
     tried: int
     seconds: float
+    scores: Scores
 
     @property
     def by_record(self) -> bool:
@@ -106,8 +121,10 @@ def sweep(
     began = time.perf_counter()
     first, second = pools.split(stock, limits.draft_tokens, limits.screen, limits.confirm, limits.seed)
     truths = pools.Truths(stock, parts.target)
-    screen = pools.make(stock, truths, first, limits.draft_tokens)
-    confirm = pools.make(stock, truths, second, limits.draft_tokens)
+    scores = Scores(parts)
+    screen = pools.make(stock, truths, first, limits.draft_tokens, [limits.screen // 4])
+    third = sum(int(marks.sum()) for marks in second.values()) // 3
+    confirm = pools.make(stock, truths, second, limits.draft_tokens, [third, third])
     at: dict[str, Any] = {**RIGHT, **base}
     few = pools.make(stock, truths, pools.narrowed(first, taps.SLOTS), 1)
     passes: list[Pass] = []
@@ -116,7 +133,7 @@ def sweep(
         before = passes[-1].taps if passes else None
         searched = tuple(before.best) if before and before.settled else ()
         more = also if not passes else ()
-        done = _pass(parts, stock, (few, screen, confirm), at, num_layers, more, searched, limits, progress)
+        done = _pass(scores, stock, (few, screen, confirm), at, num_layers, more, searched, limits, progress)
         if done is None:
             break
         passes.append(done)
@@ -124,12 +141,12 @@ def sweep(
         if done.winner is None:
             break
         at = {**at, **done.winner.changes}
-    at = _pruned(at, {**RIGHT, **base}, parts, confirm)
-    return Sweep(passes, at, screen, confirm, tried, time.perf_counter() - began)
+    at = _pruned(at, {**RIGHT, **base}, scores, confirm)
+    return Sweep(passes, at, screen, confirm, tried, time.perf_counter() - began, scores)
 
 
 def _pass(
-    parts: Parts,
+    scores: Scores,
     stock: Stock,
     on: tuple[Pool, Pool, Pool],
     base: dict[str, Any],
@@ -140,31 +157,32 @@ def _pass(
     progress: Callable[[str], None],
 ) -> Pass | None:
     few, screen, confirm = on
-    here = score(screen, parts, base, depths=limits.screen_depths)
-    there = score(confirm, parts, base)
+    here = scores.of(screen, base, limits.screen_depths)
+    there = scores.of(confirm, base)
     if here is None or there is None:
         return None
     done = Pass(base, here, there)
-    changes = [dict(c) for c in also] + list(table.candidates(base, parts, stock, num_layers))
+    changes = [dict(c) for c in also] + list(table.candidates(base, scores.parts, stock, num_layers))
     for change in _distinct(changes):
         progress(name_of(change))
-        tried = score(screen, parts, {**base, **change}, depths=limits.screen_depths)
-        if tried is not None:
-            done.trials.append(Trial(change, tried, here))
+        done.trials += _tried(scores, screen, base, change, limits)
     if tuple(base["taps"]) != searched:  # the search ends where no single change helps
-        done.taps = taps.search(few, parts, stock, base, progress)
+        done.taps = taps.search(few, scores, stock, base, progress)
     if done.taps is not None and done.taps.best != tuple(base["taps"]):
         known = {tuple(t.changes["taps"]) for t in done.trials if "taps" in t.changes}
         # Few slots chose it by a hair's breadth perhaps: its neighbours come along, and more slots decide.
         for found in (done.taps.best, *table.neighbours(done.taps.best, stock)):
             if found not in known and found != tuple(base["taps"]):
-                tried = score(screen, parts, {**base, "taps": found}, depths=limits.screen_depths)
-                if tried is not None:
-                    done.trials.append(Trial({"taps": found}, tried, here))
+                done.trials += _tried(scores, screen, base, {"taps": found}, limits)
     if there.kept_per_slot < DEAD and not _promising(done.trials):
-        done.trials += _pairs(screen, parts, base, here, done.trials, limits)
-    _confirm(done, confirm, parts, limits, progress)
+        done.trials += _pairs(scores, screen, base, done.trials, limits)
+    _confirm(done, confirm, scores, limits, progress)
     return done
+
+
+def _tried(scores: Scores, screen: Pool, base: dict[str, Any], change: dict[str, Any], limits: Limits) -> list[Trial]:
+    got = scores.until(screen, {**base, **change}, base, far_behind, limits.screen_depths)
+    return [Trial(change, *got)] if got else []
 
 
 def _distinct(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,43 +199,42 @@ def _promising(trials: Sequence[Trial]) -> bool:
     return any(t.screened.kept_per_slot > 2 * t.base.kept_per_slot + DEAD for t in trials)
 
 
-def _pairs(
-    screen: Pool, parts: Parts, base: dict[str, Any], here: Score, trials: Sequence[Trial], limits: Limits
-) -> list[Trial]:
+def _pairs(scores: Scores, screen: Pool, base: dict[str, Any], trials: Sequence[Trial], limits: Limits) -> list[Trial]:
     """Two changes at once, of those that alone make the truth likelier. Greedy, for all pairs would be thousands."""
-    ranked = sorted(trials, key=lambda t: -t.screened.log_p)
-    found = []
+    ranked = sorted(trials, key=lambda t: -t.likelier)
+    found: list[Trial] = []
     for a, b in combinations(ranked[:10], 2):
         if a.changes.keys() & b.changes.keys():
             continue
-        change = {**a.changes, **b.changes}
-        if tried := score(screen, parts, {**base, **change}, depths=limits.screen_depths):
-            found.append(Trial(change, tried, here))
+        found += _tried(scores, screen, base, {**a.changes, **b.changes}, limits)
     return found
 
 
-def _confirm(done: Pass, confirm: Pool, parts: Parts, limits: Limits, progress: Callable[[str], None]) -> None:
+def _confirm(done: Pass, confirm: Pool, scores: Scores, limits: Limits, progress: Callable[[str], None]) -> None:
     """The finalists on slots that took no part in choosing them, and who wins."""
-    by_kept = sorted(done.trials, key=lambda t: (-t.screened.kept_per_slot, -t.screened.log_p))
-    by_log = sorted(done.trials, key=lambda t: -t.screened.log_p)
+    by_kept = sorted(done.trials, key=lambda t: (-t.kept_more, -t.likelier))
+    by_log = sorted(done.trials, key=lambda t: -t.likelier)
     chosen: list[Trial] = []
-    ahead = [
-        t for t in done.trials if t.screened.kept_per_slot > t.base.kept_per_slot or t.screened.log_p > t.base.log_p
-    ]
+    ahead = [t for t in done.trials if t.kept_more > 0 or t.likelier > 0]
     by_kept = [t for t in by_kept if t in ahead] or by_kept[:1]  # what is behind in both needs no second look
     by_log = [t for t in by_log if t in ahead]
     for trial in (*by_kept[: limits.finalists - 1], *by_log):
         if len(chosen) < limits.finalists and trial not in chosen:
             chosen.append(trial)
     bar = threshold(len(done.trials))
-    for trial in chosen:
-        progress(f"confirming {trial.name}")
-        trial.confirmed = score(confirm, parts, {**done.base, **trial.changes})
-        assert trial.confirmed is not None
-        trial.difference = paired_difference(trial.confirmed.lengths(), done.confirmed.lengths())
-        trial.z = z_of(trial.confirmed, done.confirmed)
-        trial.log_z = log_z_of(trial.confirmed, done.confirmed)
-        trial.outcome = _outcome(trial, done.confirmed, bar, limits.least)
+    left = list(chosen)
+    for stages in range(1, len(confirm.stages or (confirm,)) + 1):
+        for trial in left:
+            progress(f"confirming {trial.name}")
+            got = scores.both(confirm, {**done.base, **trial.changes}, done.base, stages)
+            assert got is not None
+            trial.confirmed, trial.against = got
+            trial.difference = paired_difference(got[0].lengths(), got[1].lengths())
+            trial.z, trial.log_z = z_of(*got), log_z_of(*got)
+            trial.outcome = _outcome(trial, bar, limits.least)
+        left = [t for t in left if t.confirmed and t.against and not no_better(t.confirmed, t.against)]
+        if not left or _settled(left, bar):
+            break
     better = [t for t in chosen if t.outcome == "better"]
     if better:
         done.winner = max(better, key=lambda t: t.confirmed.kept_per_slot if t.confirmed else 0.0)
@@ -226,20 +243,28 @@ def _confirm(done: Pass, confirm: Pool, parts: Parts, limits: Limits, progress: 
             tie.outcome = "tied"
 
 
+def _settled(trials: Sequence[Trial], bar: float) -> bool:
+    """Whether one is so far ahead of the base, and of all others, that more slots would tell nothing new."""
+    first = max(trials, key=lambda t: t.confirmed.kept_per_slot if t.confirmed else 0.0)
+    ahead = first.z is not None and first.z > SURE * bar
+    return ahead and not any(_ties(t, first, bar) for t in trials if t is not first)
+
+
 def threshold(tried: int) -> float:
     """Standard errors that none of so many readings of a sound drafter passes by chance, in one sweep of 1,000."""
     return float(norm.isf(0.001 / max(tried, 1)))
 
 
-def _outcome(trial: Trial, base: Score, bar: float, least: float) -> Outcome:
+def _outcome(trial: Trial, bar: float, least: float) -> Outcome:
     """Better by the tokens kept; or by those less surely, if the truth is likelier beyond doubt and the screening
     slots, which are others, say the same."""
     assert trial.confirmed is not None
+    assert trial.against is not None
     assert trial.z is not None
     assert trial.log_z is not None
-    gain = trial.confirmed.kept_per_slot - base.kept_per_slot
-    if gain > least * (1 + base.kept_per_slot):
-        both = trial.log_z > bar and trial.screened.kept_per_slot > trial.base.kept_per_slot
+    gain = trial.confirmed.kept_per_slot - trial.against.kept_per_slot
+    if gain > least * (1 + trial.against.kept_per_slot):
+        both = trial.log_z > bar and trial.kept_more > 0
         if trial.z > bar or (trial.z > SUSPECT and both):
             return "better"
         if trial.z > SUSPECT:
@@ -257,13 +282,13 @@ def _ties(other: Trial, winner: Trial, bar: float) -> bool:
     return apart < 3.0 and not (apart > 1.0 and log_z_of(winner.confirmed, other.confirmed) > bar)
 
 
-def _pruned(best: dict[str, Any], base: Facts, parts: Parts, confirm: Pool) -> dict[str, Any]:
+def _pruned(best: dict[str, Any], base: Facts, scores: Scores, confirm: Pool) -> dict[str, Any]:
     """``best`` without what does not help it: a change found on the way may be of no use, or harm, in the end."""
     changed = [fact for fact, value in best.items() if base.get(fact, RIGHT.get(fact)) != value]
     kept = dict(best)
     for fact in changed if len(changed) > 1 else ():
-        with_it = score(confirm, parts, kept)
-        without = score(confirm, parts, {**kept, fact: base.get(fact, RIGHT.get(fact))})
+        with_it = scores.of(confirm, kept)
+        without = scores.of(confirm, {**kept, fact: base.get(fact, RIGHT.get(fact))})
         if with_it is not None and without is not None and z_of(with_it, without) < 1.0:
             kept[fact] = base.get(fact, RIGHT.get(fact))
     return kept

@@ -14,7 +14,7 @@ from eyas.records import Record
 from eyas.states.stock import Stock, Tap
 from eyas.target import Target
 from eyas.variants.parts import Facts
-from eyas.variants.pool import arranged, needed, tapped
+from eyas.variants.scores import arranged, needed, tapped
 
 
 def from_stock(stock: Stock, facts: Facts) -> taps.Run:
@@ -31,7 +31,12 @@ def from_stock(stock: Stock, facts: Facts) -> taps.Run:
             truth = torch.cat((input_ids[:, 1:], input_ids[:, -1:]), 1)
             return taps.States(fed, torch.zeros(*input_ids.shape, target.hidden_size, device=target.device), truth)
         last = pad_sequence([stock.states(i, (stock.last,)) for i in which], batch_first=True)
-        return taps.States(fed, target.norm(last.to(target.device, target.head_weight.dtype)))
+        normed = target.norm(last.to(target.device, target.head_weight.dtype))
+        known = [stock.truth(i) for i in which]
+        if any(one is None for one in known):
+            return taps.States(fed, normed)
+        truth = pad_sequence([one for one in known if one is not None], batch_first=True, padding_value=-1)
+        return taps.States(fed, normed, truth.to(target.device))
 
     return run
 

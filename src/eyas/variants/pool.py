@@ -15,7 +15,7 @@ Letters: B batch, T positions, S slots, K depths, C taps, D target width, W draf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from eyas import batches, objective
-from eyas.results import LengthCounts
-from eyas.states.stock import Stock, Tap
+from eyas import batches, objective, taps
+from eyas.states.stock import Stock
 from eyas.target import Target
-from eyas.variants.parts import Facts, Parts, build, play
 
 FEW_RECORDS = 8
 STRETCH = 32  # slots of a unit where records are few
-FINAL = "final"  # the target's last state after its norm, where a tap is asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,65 +43,17 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
+    """``stages``, if any, are parts of it, in its order, on which what has lost already can be seen to have."""
+
     stock: Stock
     chunks: Sequence[Chunk]
     units: int
     depths: int
+    stages: Sequence[Pool] = ()
 
     @property
     def slots(self) -> int:
         return sum(int(chunk.slots.valid[:, :, 0].sum()) for chunk in self.chunks)
-
-
-@dataclass(frozen=True, eq=False)
-class Score:
-    """Of one reading on one pool, by slot [S]: ``kept`` of ``depths``, the mean ``log_probability`` over the depths
-    that count, ``unit``. ``said`` [S] is the target id said at depth 0."""
-
-    depths: int
-    kept: np.ndarray
-    log_probability: np.ndarray
-    unit: np.ndarray
-    said: np.ndarray
-    units: int
-
-    def lengths(self) -> LengthCounts:
-        """As accept lengths of rounds that start at every slot: what intervals are taken from."""
-        rounds = np.bincount(self.unit, minlength=self.units)
-        return LengthCounts(self.depths, rounds, np.bincount(self.unit, self.kept, self.units).astype(np.int64))
-
-    @property
-    def kept_per_slot(self) -> float:
-        return float(self.kept.mean()) if len(self.kept) else 0.0
-
-    @property
-    def log_p(self) -> float:
-        return float(self.log_probability.mean()) if len(self.kept) else 0.0
-
-
-def z_of(better: Score, base: Score) -> float:
-    """How many standard errors the paired difference of ``kept`` is from zero, units being what varies."""
-    return _z((better.kept - base.kept).astype(float), base)
-
-
-def log_z_of(better: Score, base: Score) -> float:
-    """The same of the log probability of the truth."""
-    assert better.depths == base.depths
-    return _z(better.log_probability - base.log_probability, base)
-
-
-def _z(difference: np.ndarray, base: Score) -> float:
-    n = np.bincount(base.unit, minlength=base.units).astype(float)
-    d = np.bincount(base.unit, difference, base.units)
-    there = n > 0
-    n, d = n[there], d[there]
-    if len(n) < 2:
-        return 0.0
-    mean = d.sum() / n.sum()
-    error = np.sqrt(((d - mean * n) ** 2).sum() * len(n) / (len(n) - 1)) / n.sum()
-    if error == 0:
-        return 99.0 * float(np.sign(mean))
-    return float(mean / error)
 
 
 # -- making pools -------------------------------------------------------------------------------------------------
@@ -157,13 +106,49 @@ def _stretches(alive: Mapping[int, np.ndarray], order: Sequence[int], side: int,
     return chosen
 
 
-@torch.no_grad()
-def make(stock: Stock, truths: Truths, chosen: Mapping[int, np.ndarray], depths: int, batch_size: int = 8) -> Pool:
-    records = stock.records
+def make(
+    stock: Stock, truths: Truths, chosen: Mapping[int, np.ndarray], depths: int, stages: Sequence[int] = ()
+) -> Pool:
+    """``stages``: about how many slots each but the last part has. They are of whole records: one part where records
+    are few."""
     by_record = len(chosen) >= FEW_RECORDS
+    parts = _parted(chosen, stages) if by_record and stages else [chosen]
+    made: list[tuple[list[Chunk], int]] = []
+    for part in parts:
+        made.append(_chunks(stock, truths, part, depths, by_record, made[-1][1] if made else 0))
+    units = made[-1][1]
+    pools = [Pool(stock, chunks, units, depths) for chunks, _ in made]
+    if len(pools) == 1:
+        return pools[0]
+    return Pool(stock, [chunk for pool in pools for chunk in pool.chunks], units, depths, pools)
+
+
+def _parted(chosen: Mapping[int, np.ndarray], stages: Sequence[int]) -> list[dict[int, np.ndarray]]:
+    parts: list[dict[int, np.ndarray]] = [{}]
+    slots = 0
+    for i, marks in chosen.items():
+        if len(parts) <= len(stages) and slots >= stages[len(parts) - 1]:
+            parts.append({})
+            slots = 0
+        parts[-1][i] = marks
+        slots += int(marks.sum())
+    return parts
+
+
+@torch.no_grad()
+def _chunks(
+    stock: Stock,
+    truths: Truths,
+    chosen: Mapping[int, np.ndarray],
+    depths: int,
+    by_record: bool,
+    units: int,
+    batch_size: int = 8,
+) -> tuple[list[Chunk], int]:
+    """The batches of ``chosen``, their units numbered from ``units``; and the number after the last."""
+    records = stock.records
     order = sorted(chosen, key=lambda i: (records[i].seq_len, i))
     chunks: list[Chunk] = []
-    units = 0
     for start in range(0, len(order), batch_size):
         some = order[start : start + batch_size]
         batch = batches.collate(records, some)
@@ -183,7 +168,7 @@ def make(stock: Stock, truths: Truths, chosen: Mapping[int, np.ndarray], depths:
         known = pad_sequence([truths.of(i) for i in some], batch_first=True, padding_value=-1)
         truth = torch.where(objective.label_positions(slots, T), known, -1)
         chunks.append(Chunk(batch, slots, truth, unit))
-    return Pool(stock, chunks, units, depths)
+    return chunks, units
 
 
 class Truths:
@@ -202,106 +187,13 @@ class Truths:
         record = self._stock.records[index]
         ids = torch.from_numpy(record.input_ids.astype(np.int64))
         following = torch.cat((ids[1:], ids[-1:]))
-        if self._stock.last is not None:
-            asked = torch.from_numpy(record.loss_mask.copy())
-            asked[:-1] |= asked[1:].clone()  # the position before a response token is asked for it
+        if (known := self._stock.truth(index)) is not None:
+            following = known
+        elif self._stock.last is not None:
+            asked = taps.answered(record.loss_mask)
             last = self._stock.states(index, (self._stock.last,))[asked]
             last = last.to(self._target.device, self._target.head_weight.dtype)
             following = torch.full_like(ids, -1)
-            following[asked] = objective.greedy(self._target, self._target.norm(last)).cpu()
+            following[asked] = taps.greedy(self._target, self._target.norm(last)).cpu()
         self._known[index] = following
         return following
-
-
-def _padded(rows: Sequence[Tensor]) -> Tensor:
-    return pad_sequence(list(rows), batch_first=True)
-
-
-# -- scoring ------------------------------------------------------------------------------------------------------
-
-
-def tapped(stock: Stock, target: Target, index: int, facts: Facts) -> Tensor:
-    """The states [T, C*D] of a record as ``facts`` feed them."""
-    known = needed(facts, stock.last)
-    held = dict(zip(known, torch.split(stock.states(index, known), target.hidden_size, -1), strict=True))
-    return arranged(held, target, facts, stock.last, stock.records[index].seq_len)
-
-
-def needed(facts: Facts, last: Tap | None) -> tuple[Tap, ...]:
-    """The taps that ``facts`` feed, each once."""
-    asked = [last if t == FINAL else t for t in facts["taps"] if t is not None]
-    return tuple(dict.fromkeys(t for t in asked if t is not None))
-
-
-def arranged(held: Mapping[Tap, Tensor], target: Target, facts: Facts, last: Tap | None, T: int) -> Tensor:
-    """``held`` taps [..., T, D] in the slots of fc, [..., T, C*D]. None in a slot feeds zeros; ``FINAL`` the target's
-    last state after its norm. With a token shift s, slot t has the states of position t+1-s."""
-    like = next(iter(held.values()))
-    blocks = []
-    for t in facts["taps"]:
-        if t is None:
-            blocks.append(torch.zeros_like(like))
-        elif t == FINAL:
-            assert last is not None
-            end = held[last].to(target.device, target.head_weight.dtype)
-            blocks.append(target.norm(end).to(like.device, like.dtype))
-        else:
-            blocks.append(held[t])
-    states = torch.cat(blocks, -1).float()  # a drafter runs in fp32 whatever its target does
-    late = facts.get("token_shift", 1) - 1
-    return states if late == 0 else states[..., (torch.arange(T, device=states.device) - late).clamp(0, T - 1), :]
-
-
-@torch.no_grad()
-def score(
-    pool: Pool, parts: Parts, facts: Facts, *, depths: int | None = None, heard: Callable[[], None] = lambda: None
-) -> Score | None:
-    """``facts`` on ``pool``, to ``depths``; None where these files or states cannot be read so."""
-    if not set(needed(facts, pool.stock.last)) <= set(pool.stock.taps):
-        return None
-    if not pool.slots:
-        return None
-    drafter = build(parts, facts)
-    if drafter is None:
-        return None
-    K = depths or pool.depths
-    ids = parts.maps[facts["vocab_map"]]
-    V = parts.target.vocab_size
-    rows = torch.full((V,), -1, dtype=torch.int64)
-    fits = (ids >= 0) & (ids < V)
-    rows[ids[fits]] = torch.arange(len(ids))[fits]
-    device, how = parts.target.device, play(facts)
-    columns: list[list[Tensor]] = [[], [], [], []]
-    for chunk in pool.chunks:
-        states = _padded([tapped(pool.stock, parts.target, i, facts) for i in chunk.batch.index]).to(device)
-        tokens, truth = chunk.batch.input_ids.to(device), chunk.truth.to(device)
-        slots = objective.Slots(chunk.slots.index.to(device), chunk.slots.valid[:, :, :K].to(device))
-        T = tokens.shape[1]
-        alive = slots.valid[:, :, 0]
-        kept = torch.zeros(int(alive.sum()), dtype=torch.int64)
-        on = torch.ones_like(kept, dtype=torch.bool)
-        total, n = torch.zeros(len(kept)), torch.zeros(len(kept))
-        for k, state in enumerate(objective.unroll(drafter, states, tokens, slots, how)):
-            label = torch.gather(truth, 1, (slots.index + 1 + k).clamp(max=T - 1))[alive]
-            counts = slots.valid[:, :, k][alive].cpu()
-            log_p, said = _say(drafter.logits(state[alive]).float(), ids.to(device), rows.to(device), label, V)
-            on &= (said == label).cpu() & counts
-            kept += on
-            total += torch.where(counts, log_p.cpu(), 0.0)
-            n += counts
-            if k == 0:
-                columns[3].append(said.cpu())
-        columns[0].append(kept)
-        columns[1].append(total / n.clamp(min=1))
-        columns[2].append(chunk.unit[chunk.slots.valid[:, :, 0]])
-        heard()
-    kept_, log_, unit, first = (torch.cat(c).numpy() for c in columns)
-    return Score(K, kept_, log_, unit, first, pool.units)
-
-
-def _say(logits: Tensor, ids: Tensor, rows: Tensor, label: Tensor, V: int) -> tuple[Tensor, Tensor]:
-    """Log probability of the label, a flat one where no draft id means it, and the target id said: both [S]."""
-    row = rows[label.clamp(min=0)]
-    chosen = torch.gather(logits, 1, row.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(-1)
-    log_p = torch.where(row >= 0, chosen, torch.full_like(chosen, -float(np.log(V))))
-    return log_p, ids[logits.argmax(-1)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas.states.stock import Stock, Tap
 from eyas.variants.parts import NORMS, SHUFFLES, Facts, Parts
-from eyas.variants.pool import FINAL
+from eyas.variants.scores import FINAL
 
 BASES = (1e4, 1e5, 5e5, 1e6, 5e6)
 FC_NORMS = ("none", "joint", "each", "joint, then each")

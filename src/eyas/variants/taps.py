@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.states.stock import Stock
-from eyas.variants.parts import Facts, Parts
-from eyas.variants.pool import Pool, score
+from eyas.variants.parts import Facts
+from eyas.variants.pool import Pool
+from eyas.variants.scores import Scores
 
 ROUNDS = 8
-SLOTS = 400
+SLOTS = 256
 ENOUGH = 0.002  # nats a slot; less is no step
 AGAIN = 5  # taps a slot that later rounds try: the likeliest of the first, and those beside where it stands
 
@@ -36,13 +37,13 @@ class Search:
 
 
 def search(
-    pool: Pool, parts: Parts, stock: Stock, base: Facts, progress: Callable[[str], None] = lambda what: None
+    pool: Pool, scores: Scores, stock: Stock, base: Facts, progress: Callable[[str], None] = lambda what: None
 ) -> Search | None:
     """None where there is nothing to choose from."""
     at = tuple(base["taps"])
     if len(stock.taps) <= 1:
         return None
-    here = score(pool, parts, base, depths=1)
+    here = scores.of(pool, base, 1)
     if here is None:
         return None
     found = Search(stock.taps, at, at, slots=len(here.kept))
@@ -59,7 +60,7 @@ def search(
             for tap in tries:
                 progress(f"taps, round {number + 1}: {tap} in slot {slot}")
                 tried = (*at[:slot], tap, *at[slot + 1 :])
-                got = here if tried == at else score(pool, parts, {**base, "taps": tried}, depths=1)
+                got = here if tried == at else scores.of(pool, {**base, "taps": tried}, 1)
                 logs.append(got.log_p if got else None)
                 kept.append(int(got.kept.sum()) if got else None)
                 if got and (best is None or got.log_p > best[0]):

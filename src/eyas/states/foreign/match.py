@@ -89,6 +89,9 @@ class ForeignStock:
         rows = slice(start, start + self._records[index].seq_len)
         return torch.cat([values[field][rows].float() for field in fields], dim=-1)
 
+    def truth(self, index: int) -> None:
+        return None
+
     def placed(self, mapping: Mapping[str, int], last: int | None = None) -> ForeignStock:
         """The same with numbers for the fields in ``mapping``; ``last`` is the number that is tap n, if one is.
 
