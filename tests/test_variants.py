@@ -389,17 +389,17 @@ def test_what_has_lost_is_not_run_on_all_slots() -> None:
     parts_, _, of = staged()
     known, good = scores.Scores(parts(of)), facts(of)
     bad = {**good, "taps": tuple(reversed(good["taps"]))}
-    both = known.until(parts_, bad, good, lambda other, base: True)
+    both = known.until(parts_, bad, good, lambda other, base, stage: True)
     assert both is not None
     assert [len(one.kept) for one in both] == [parts_.stages[0].slots] * 2
-    whole = known.until(parts_, bad, good, lambda other, base: False)
+    whole = known.until(parts_, bad, good, lambda other, base, stage: False)
     assert whole is not None
     assert [len(one.kept) for one in whole] == [parts_.slots] * 2
     a, b = whole
     assert np.array_equal(a.unit, b.unit)
 
 
-def test_far_behind_asks_for_both() -> None:
+def test_behind_asks_for_both() -> None:
     unit = np.repeat(np.arange(10), 20)
     rng = np.random.default_rng(0)
     base = scores.Score(4, rng.integers(1, 4, 200), rng.normal(size=200), unit, np.zeros(200, int), 10)
@@ -408,9 +408,11 @@ def test_far_behind_asks_for_both() -> None:
         noise = rng.normal(size=200)
         return scores.Score(4, base.kept - fewer, base.log_probability - less + noise, unit, base.said, 10)
 
-    assert scores.far_behind(other(1, 1.0), base)
-    assert not scores.far_behind(other(1, -1.0), base)
-    assert not scores.far_behind(other(0, 1.0), base)
+    assert scores.behind(other(1, 1.0), base, 0)
+    assert not scores.behind(other(1, -1.0), base, 0)
+    assert not scores.behind(other(0, 1.0), base, 0)
+    little = scores.Score(4, base.kept - (np.arange(200) % 60 == 0), base.log_probability - 0.1, unit, base.said, 10)
+    assert [scores.behind(little, base, stage) for stage in (0, 1, 2)] == [False, True, True]
     assert scores.no_better(other(1, 1.0), base)
     assert not scores.no_better(other(1, -1.0), base)
 

@@ -22,13 +22,14 @@ from eyas.variants import pool as pools
 from eyas.variants import table, taps
 from eyas.variants.parts import RIGHT, Facts, Parts, build, read_parts
 from eyas.variants.pool import FEW_RECORDS, Pool
-from eyas.variants.scores import Score, Scores, far_behind, log_z_of, no_better, score, z_of
+from eyas.variants.scores import Score, Scores, behind, log_z_of, no_better, score, z_of
 from eyas.variants.table import name_of
 
 __all__ = ["RIGHT", "Facts", "Limits", "Parts", "Pass", "Sweep", "Trial", "build", "read_parts", "score", "sweep"]
 
 DEAD = 0.12  # kept a slot, of four: what chance and the commonest tokens give
 MAX_PASSES = 4
+STAGES = (64, 192)  # slots after which what lies behind is not screened further
 SURE = 2.0  # times the bar, beyond which the first slots settle it
 SUSPECT = 2.5  # standard errors from which a better reading keeps a drafter from being called sound
 Outcome = Literal["better", "tied", "suspect", "equal", "worse", "screened out"]
@@ -122,11 +123,11 @@ def sweep(
     first, second = pools.split(stock, limits.draft_tokens, limits.screen, limits.confirm, limits.seed)
     truths = pools.Truths(stock, parts.target)
     scores = Scores(parts)
-    screen = pools.make(stock, truths, first, limits.draft_tokens, [limits.screen // 4])
+    screen = pools.make(stock, truths, first, limits.draft_tokens, STAGES)
     third = sum(int(marks.sum()) for marks in second.values()) // 3
     confirm = pools.make(stock, truths, second, limits.draft_tokens, [third, third])
     at: dict[str, Any] = {**RIGHT, **base}
-    few = pools.make(stock, truths, pools.narrowed(first, taps.SLOTS), 1)
+    few = pools.make(stock, truths, pools.narrowed(first, taps.SLOTS), 1, STAGES[:1])
     passes: list[Pass] = []
     tried = 0
     while len(passes) < MAX_PASSES:
@@ -181,7 +182,7 @@ def _pass(
 
 
 def _tried(scores: Scores, screen: Pool, base: dict[str, Any], change: dict[str, Any], limits: Limits) -> list[Trial]:
-    got = scores.until(screen, {**base, **change}, base, far_behind, limits.screen_depths)
+    got = scores.until(screen, {**base, **change}, base, behind, limits.screen_depths)
     return [Trial(change, *got)] if got else []
 
 

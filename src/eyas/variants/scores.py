@@ -22,7 +22,8 @@ from eyas.variants.parts import Facts, Parts, build, play
 from eyas.variants.pool import Pool
 
 LIKELY = 2  # depths whose log probability counts; at deeper ones only slots that still hit are asked
-SLOTS_BEHIND = 3.0  # standard errors over slots
+BEHIND = (3.0, 1.0)  # standard errors over slots, after the first stage and after the next: what is 5 ahead on 4,000
+# slots is 0.6 ahead on 64 and 1.2 on 250, give or take 1, in what it keeps and in how likely it finds the truth
 HARDLY = 0.5  # standard errors over units, on a third of the slots: 5 on all would be 2.9 there, give or take 1
 FINAL = "final"  # the target's last state after its norm, where a tap is asked for
 
@@ -64,11 +65,18 @@ def log_z_of(better: Score, base: Score) -> float:
     return _z(better.log_probability - base.log_probability, base)
 
 
-def far_behind(other: Score, base: Score) -> bool:
-    """Whether ``other`` keeps less and finds the truth less likely, each beyond doubt even on few slots: these, not
-    records, are what varies here, for it is too early to count records."""
-    kept = (other.kept - base.kept).astype(float)
-    return all(_slot_z(d) < -SLOTS_BEHIND for d in (kept, other.log_probability - base.log_probability))
+def behind(other: Score, base: Score, stage: int) -> bool:
+    """Whether ``other`` keeps less and finds the truth less likely, so that it will hardly turn out better. Slots are
+    what varies here, for it is too early to count records."""
+    return _slot_z((other.kept - base.kept).astype(float)) < -_by(stage) and less_likely(other, base, stage)
+
+
+def less_likely(other: Score, base: Score, stage: int) -> bool:
+    return _slot_z(other.log_probability - base.log_probability) < -_by(stage)
+
+
+def _by(stage: int) -> float:
+    return BEHIND[min(stage, len(BEHIND) - 1)]
 
 
 def no_better(other: Score, base: Score) -> bool:
@@ -228,13 +236,18 @@ class Scores:
         return _joined([a for a, _ in pairs]), _joined([b for _, b in pairs])
 
     def until(
-        self, pool: Pool, facts: Facts, base: Facts, lost: Callable[[Score, Score], bool], depths: int | None = None
+        self,
+        pool: Pool,
+        facts: Facts,
+        base: Facts,
+        lost: Callable[[Score, Score, int], bool],
+        depths: int | None = None,
     ) -> tuple[Score, Score] | None:
-        """The same on all slots, or on so many stages as it takes until ``facts`` has lost."""
+        """The same on all slots, or on so many stages as it takes until ``facts`` has ``lost`` (both, stage from 0)."""
         both = None
         for stages in range(1, len(pool.stages or (pool,)) + 1):
             both = self.both(pool, facts, base, stages, depths)
-            if both is None or lost(*both):
+            if both is None or lost(*both, stages - 1):
                 break
         return both
 

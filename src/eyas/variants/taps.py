@@ -13,7 +13,7 @@ from typing import Any
 from eyas.states.stock import Stock
 from eyas.variants.parts import Facts
 from eyas.variants.pool import Pool
-from eyas.variants.scores import Scores
+from eyas.variants.scores import Scores, less_likely
 
 ROUNDS = 8
 SLOTS = 256
@@ -60,12 +60,13 @@ def search(
             for tap in tries:
                 progress(f"taps, round {number + 1}: {tap} in slot {slot}")
                 tried = (*at[:slot], tap, *at[slot + 1 :])
-                got = here if tried == at else scores.of(pool, {**base, "taps": tried}, 1)
-                logs.append(got.log_p if got else None)
-                kept.append(int(got.kept.sum()) if got else None)
-                if got and (best is None or got.log_p > best[0]):
-                    best = (got.log_p, slot, tried)
-                    best_score = got
+                both = scores.until(pool, {**base, "taps": tried}, {**base, "taps": at}, less_likely, 1)
+                # A tap that has lost early was compared on fewer slots: what counts is how far it is from ``at`` there.
+                log_p = here.log_p + both[0].log_p - both[1].log_p if both else None
+                logs.append(log_p)
+                kept.append(int(here.kept.sum() + both[0].kept.sum() - both[1].kept.sum()) if both else None)
+                if log_p is not None and both and (best is None or log_p > best[0]):
+                    best, best_score = (log_p, slot, tried), both[0]
             if number == 0:
                 found.log_probability.append(logs)
                 found.kept.append(kept)
