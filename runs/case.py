@@ -254,6 +254,9 @@ def main(out: Path) -> None:
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(out / "target", case / "target")
     as_served(out / "trained", target, case / "drafter")
+    (case / "trained").mkdir()
+    for name in ("config.json", "model.safetensors"):  # for the mutation bench
+        shutil.copy(out / "trained" / name, case / "trained")
     write_records(case / "train.jsonl", [long[0], *made[LONG : LONG + 23]])
     write_records(case / "heldout.jsonl", held_out)
     (case / "states").mkdir()

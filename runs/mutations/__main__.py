@@ -38,6 +38,8 @@ class Known:
     name: str
     folder: Path
     target: str
+    spec: str = ""
+    """Where the target lies, if its name does not say it."""
 
     @property
     def records(self) -> Path:
@@ -46,11 +48,13 @@ class Known:
 
 SHIPPED = ROOT / "models" / "smollm2-135m-eagle3"
 FIXTURES = ROOT / "tests" / "fixtures" / "drafters"
+TINY = FIXTURES / "tiny-deepseek-taps-0-3-7"
 DRAFTERS = (
     Known("gemma3-taps-0-9-15", FIXTURES / "gemma3-taps-0-9-15", "gemma3-270m"),
     Known("smollm2-taps-0-2-15", FIXTURES / "smollm2-taps-0-2-15", "smollm2"),
     Known("smollm2-eagle3", SHIPPED, "smollm2"),
     Known("smollm2-eagle31", ROOT / "out" / "fixtures" / "smollm2-eagle31", "smollm2"),
+    Known("tiny-deepseek-taps-0-3-7", TINY / "trained", "tiny-deepseek", str(TINY / "target")),
 )
 
 
@@ -140,7 +144,7 @@ def load(options: argparse.Namespace, console: Console) -> list[Bed]:
             continue
         file = options.records.get(known.target, known.records)
         if known.target not in loaded:
-            loaded[known.target] = targets.load(known.target)
+            loaded[known.target] = targets.load(known.spec or known.target)
         target = loaded[known.target]
         held_out = reading.fit(reading.read(file, vocab_size=target.vocab_size, limit=RECORDS), target.max_positions)
         beds.append(bed(known.name, folder, target, list(held_out), read_manifest(file)))

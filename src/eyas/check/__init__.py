@@ -20,7 +20,7 @@ from eyas.check.case import Case
 from eyas.check.engine import layers_meant, spell_fixes
 from eyas.check.losses import losses
 from eyas.check.masks import look_at_masks
-from eyas.check.placing import place
+from eyas.check.placing import Placement, place
 from eyas.check.prompts import look_at_prompts
 from eyas.check.states import look_at_states
 from eyas.check.worth import judge_curves, judge_worth, wiring_doubts
@@ -210,6 +210,8 @@ def placed(case: Case, states: Stock, records: Sequence[Record], target: Target,
     case.placement = placement
     before = len(case.findings)
     look_at_states(case, Held(states), placement, target, live, records)
+    if placement.post_norm:
+        case.findings.append(stored_after_norm(placement))
     if not live and placement.last is None:  # whose rows they are was told by a layer's likeness to the end alone
         case.findings[before:] = [replace(f, severity="note") if f.rivals else f for f in case.findings[before:]]
     if isinstance(states, ForeignStock):
@@ -217,6 +219,19 @@ def placed(case: Case, states: Stock, records: Sequence[Record], target: Target,
         last = mapping.get(str(placement.last)) if placement.last is not None else None
         states = states.placed(mapping, last).shifted(placement.shift)
     return with_embedding(Held(states), target)
+
+
+def stored_after_norm(placement: Placement) -> Finding:
+    """A note: it is undone here, but a trainer that takes this tensor for the other one teaches from the wrong one."""
+    assert placement.last is not None
+    end = placement.placed[placement.last]
+    return Finding(
+        "tap-post-norm",
+        "note",
+        f"{placement.last} is the target's end after its final norm. Whoever norms it again before the head, as "
+        "trainers do that expect tap n, learns from a teacher that is not the target.",
+        [Evidence(str(placement.last), "after the final norm", "tap n, before it", end.how)],
+    )
 
 
 def settle_taps(case: Case, stock: Stock) -> None:
