@@ -21,7 +21,7 @@ FACTS = {"errors", "causes"}
 ROW_1 = {"files", "provenance", "fetch", "contract", "dialects", "results", "report", "inventory", "prompts", "resolve"}
 ROW_1 |= {"json_stream", "sources", "conversations", "answers", "endpoint", "journal", "promised"}
 ROW_2 = {"records", "render", "preformatted", "convert", "batches", "vocab", "placement", "unpack", "target", "taps"}
-ROW_2 |= {"target_ends", "states", "drafter", "checkpoint", "gguf_export"}
+ROW_2 |= {"target_ends", "widened", "states", "drafter", "checkpoint", "gguf_export"}
 BELOW_3 = FACTS | ROW_1 | ROW_2
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vocab": FACTS | ROW_1,
     "placement": FACTS,
     "unpack": FACTS | ROW_1,
-    "target_ends": FACTS | ROW_1,
+    "widened": set(),
+    "target_ends": FACTS | ROW_1 | {"widened"},
     "target": FACTS | ROW_1 | {"placement", "unpack", "target_ends"},
     "taps": FACTS | ROW_1 | {"target"},
     "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},

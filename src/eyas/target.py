@@ -74,6 +74,12 @@ class Target:
         return device_of(self.head)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What states are computed in. A head too big for it may be held narrower (``widened``)."""
+        has = any(True for _ in self.norm.parameters())
+        return weight_of(self.norm if has else self.head).dtype
+
+    @property
     def decoder(self) -> nn.Module:
         """The stack that owns ``embed_tokens``, ``layers`` and the final ``norm``."""
         if self.ends_only:
@@ -118,7 +124,8 @@ class Target:
         if ids is None:
             logits: Tensor = head(normed)
         else:
-            logits = F.linear(normed, head.weight[ids], None if head.bias is None else head.bias[ids])
+            bias = None if head.bias is None else head.bias[ids].to(normed.dtype)
+            logits = F.linear(normed, head.weight[ids].to(normed.dtype), bias)
         if scale := getattr(self.config, "logits_scaling", None):  # Granite
             logits = logits / scale
         if scale := getattr(self.config, "logit_scale", None):  # Cohere

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from eyas.errors import CheckpointError, TargetError
 from eyas.inventory.safetensors_header import read_header
+from eyas.widened import BIG, Widened, narrow
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -121,14 +122,14 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     norms = [f"{stack}.{n}" if stack else n for n in NORMS]
     norm_name = _named(where, norms, "final norm", folder)
     quantisation = whole.get("quantization_config") or text.get("quantization_config") or {}
-    embedding = _weight(folder, where, embedding_name, quantisation).to(dtype)
+    embedding = _as(_weight(folder, where, embedding_name, quantisation), dtype)
     tied = whole.get("tie_word_embeddings", text.get("tie_word_embeddings"))
     if tied is None:  # a config leaves out what is its class's default
         tied = str(text.get("model_type", "")).startswith(TIED)
     head = embedding
     if not tied or any(f"{h}.weight" in where or f"{h}.weight_packed" in where for h in HEADS):
         head_name = _named(where, list(HEADS), "head", folder)
-        head = embedding if tied else _weight(folder, where, head_name, quantisation).to(dtype)
+        head = embedding if tied else _as(_weight(folder, where, head_name, quantisation), dtype)
     gain = _weight(folder, where, norm_name, {}).to(dtype)
     for name, tensor in (("embedding", embedding), ("head", head)):
         if tensor.ndim != 2 or tensor.shape[1] != width or tensor.shape[0] < rows:
@@ -136,7 +137,7 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     if tuple(gain.shape) != (width,):
         raise _misfit(folder, "final norm", gain, f"[{width}]")
     bias = _tensor(folder, where, f"{norm_name}.bias").to(dtype) if f"{norm_name}.bias" in where else None
-    linear = nn.Linear(1, 1, bias=False)
+    linear = Widened(head) if head.dtype != dtype else nn.Linear(1, 1, bias=False)
     linear.weight = nn.Parameter(head, requires_grad=False)
     table = nn.Embedding(embedding.shape[0], width, _weight=embedding, _freeze=True)
     if head is embedding:
@@ -144,6 +145,12 @@ def read(folder: Path, dtype: torch.dtype) -> tuple[Ends, SimpleNamespace]:
     name = str((whole.get("architectures") or ["Ends"])[0])
     kind = type(name, (Ends,), {})  # its class name is the target's architecture
     return kind(Stack(table, _norm(folder, text, gain, bias)), linear).eval(), SimpleNamespace(**text)
+
+
+def _as(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """In ``dtype``, unless that is fp32 and would take gigabytes: then as narrow as it is stored, widened as it is
+    used."""
+    return weight if dtype == torch.float32 and narrow(weight) and 4 * weight.numel() > BIG else weight.to(dtype)
 
 
 def _norm(folder: Path, text: Mapping[str, Any], gain: Tensor, bias: Tensor | None) -> nn.Module:

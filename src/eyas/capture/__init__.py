@@ -104,7 +104,7 @@ def run_there(engine: vllm.Engine, group: Sequence[Record]) -> Iterator[tuple[in
 
 
 def precision(target: Target) -> str:
-    return str(target.embedding.dtype).removeprefix("torch.")
+    return str(target.dtype).removeprefix("torch.")
 
 
 def text_hashes(manifest: Mapping[str, Any], target: Target) -> dict[str, str]:

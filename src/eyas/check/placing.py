@@ -252,7 +252,7 @@ class Said:
 @torch.no_grad()
 def predictions(held: Tensor, target: Target, normed: bool) -> Tensor:
     """What the head makes of rows [S, D], stored before the final norm or (``normed``) after it: [S]."""
-    held = held.nan_to_num().to(target.device, target.head_weight.dtype)
+    held = held.nan_to_num().to(target.device, target.dtype)
     return target.logits(held if normed else target.norm(held)).argmax(-1).cpu()
 
 

@@ -120,7 +120,7 @@ class StoredStates:
         Of the target only the final norm is used. Rows past ``lengths`` [B] are zero.
         """
         self.require(target, taps)
-        dtype = target.embedding.dtype
+        dtype = target.dtype
         read = [
             self._read(row[:n].cpu().numpy().astype(np.int32), taps, dtype)
             for row, n in zip(input_ids, lengths.tolist(), strict=True)

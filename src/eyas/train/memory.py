@@ -36,5 +36,5 @@ class StatesInMemory:
         pad = torch.nn.utils.rnn.pad_sequence
         kept = [self._kept[key] for key in keys]
         tapped, last, truth = (pad([texts[i] for texts in kept], batch_first=True) for i in range(3))
-        compute = target.embedding.dtype
+        compute = target.dtype
         return taps.States(tapped.to(compute), last.to(compute), truth)

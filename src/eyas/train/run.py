@@ -345,7 +345,7 @@ class Run:
             "records": digest(self.records),
             "held-out records": digest(self.held_out),
             "target": self.target.fingerprint(),
-            "precision of the target": str(self.target.embedding.dtype).removeprefix("torch."),
+            "precision of the target": str(self.target.dtype).removeprefix("torch."),
             "states": self.stored.identity if self.stored else "not stored",
         }
 

@@ -31,7 +31,7 @@ def from_stock(stock: Stock, facts: Facts) -> taps.Run:
             truth = torch.cat((input_ids[:, 1:], input_ids[:, -1:]), 1)
             return taps.States(fed, torch.zeros(*input_ids.shape, target.hidden_size, device=target.device), truth)
         last = pad_sequence([stock.states(i, (stock.last,)) for i in which], batch_first=True)
-        normed = target.norm(last.to(target.device, target.head_weight.dtype))
+        normed = target.norm(last.to(target.device, target.dtype))
         known = [stock.truth(i) for i in which]
         if any(one is None for one in known):
             return taps.States(fed, normed)

@@ -22,6 +22,7 @@ from eyas.contract import declared
 from eyas.drafter import Drafter, DrafterConfig, switches
 from eyas.target import Target
 from eyas.vocab import DraftVocab
+from eyas.widened import BIG, narrow, widen_on_use
 
 Facts = Mapping[str, Any]
 
@@ -54,13 +55,16 @@ class Parts:
     tensors: Mapping[str, Tensor]
     target: Target
     maps: Mapping[str, Tensor]
+    narrow: bool = False
+    """Whether matrices stay as narrow as they are stored: where fp32 would take gigabytes (``widened``)."""
     _head: dict[str, Tensor] = field(default_factory=dict)
 
     def target_head(self, which: str) -> Tensor:
         """Rows of the target's head [W, D] for the ids of map ``which``; ids that do not exist take row 0."""
         if which not in self._head:
             ids = self.maps[which]
-            self._head[which] = self.target.head_weight[ids.clamp(0, self.target.vocab_size - 1)].float()
+            rows = self.target.head_weight[ids.clamp(0, self.target.vocab_size - 1)]
+            self._head[which] = rows if self.narrow else rows.float()
         return self._head[which]
 
 
@@ -69,8 +73,12 @@ def read_parts(
 ) -> Parts:
     """``tensors`` are all of the checkpoint's, by our names."""
     # The embedding is only looked up, a row at a time, so it may stay as narrow as it is stored.
-    kept = {n: t if n == "embed_tokens.weight" else t.float() for n, t in tensors.items() if n not in UNUSED}
-    return Parts(checkpoint.shape, kept, target, maps)
+    used = {n: t for n, t in tensors.items() if n not in UNUSED}
+    asis = {n for n in used if n == "embed_tokens.weight"}
+    matrices = {n: t for n, t in used.items() if t.ndim == 2 and narrow(t) and n not in asis}
+    big = 4 * sum(t.numel() for t in matrices.values()) > BIG
+    asis |= matrices.keys() if big else set()
+    return Parts(checkpoint.shape, {n: t if n in asis else t.float() for n, t in used.items()}, target, maps, big)
 
 
 class Altered(Drafter):
@@ -158,6 +166,8 @@ def _assembled(shape: DrafterConfig, tensors: dict[str, Tensor], parts: Parts, f
     with torch.device("meta"):
         made = Altered(shape, words, torch.empty(shape.vocab_size, shape.hidden_size))
     made.load_state_dict(tensors, strict=True, assign=True)
+    if parts.narrow:
+        widen_on_use(made)
     made.tap_scale = torch.ones(len(shape.taps) * shape.target_hidden_size)
     made.draft_to_target = ids.clone()
     made.vocab = DraftVocab(torch.unique(ids[(ids >= 0) & (ids < V)]), V)

@@ -192,7 +192,7 @@ class Truths:
         elif self._stock.last is not None:
             asked = taps.answered(record.loss_mask)
             last = self._stock.states(index, (self._stock.last,))[asked]
-            last = last.to(self._target.device, self._target.head_weight.dtype)
+            last = last.to(self._target.device, self._target.dtype)
             following = torch.full_like(ids, -1)
             following[asked] = taps.greedy(self._target, self._target.norm(last)).cpu()
         self._known[index] = following

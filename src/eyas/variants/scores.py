@@ -133,7 +133,7 @@ def arranged(held: Mapping[Tap, Tensor], target: Target, facts: Facts, last: Tap
             blocks.append(torch.zeros_like(like))
         elif t == FINAL:
             assert last is not None
-            end = held[last].to(target.device, target.head_weight.dtype)
+            end = held[last].to(target.device, target.dtype)
             blocks.append(target.norm(end).to(like.device, like.dtype))
         else:
             blocks.append(held[t])
