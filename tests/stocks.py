@@ -33,6 +33,9 @@ class Held:
     def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
         return torch.cat([self.tensors[index][self.taps.index(t)].float() for t in taps], -1)
 
+    def truth(self, index: int) -> None:
+        return None
+
 
 @cache
 def case_target() -> Target:

@@ -243,6 +243,9 @@ class Stored:
     def states(self, index: int, wanted: Sequence[Tap]) -> Tensor:
         return torch.cat([self._held[index][int(tap)].float() for tap in wanted], dim=-1)
 
+    def truth(self, index: int) -> None:
+        return None
+
 
 def store(of: Target, samples: Sequence[Record], at: Sequence[int]) -> Stored:
     """Those taps of the target, in bf16 as the team kept them."""

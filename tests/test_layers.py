@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "taps": FACTS | ROW_1 | {"target"},
     "states": FACTS | ROW_1 | {"taps", "target", "records", "batches"},
     "drafter": FACTS | ROW_1 | {"vocab"},
-    "checkpoint": FACTS | ROW_1 | {"drafter", "vocab", "target"},
+    "checkpoint": FACTS | ROW_1 | {"drafter", "vocab", "target", "widened"},
     "gguf_export": FACTS | ROW_1 | {"checkpoint", "vocab"},
     "objective": BELOW_3,
     "decode": BELOW_3,

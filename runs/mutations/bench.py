@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +47,12 @@ class Row:
 def rows(beds: Sequence[Bed], *, everywhere: bool = False) -> Iterator[Row]:
     """What has to be measured runs on every drafter. What files or a log show by themselves, folders that keep their
     contract, and good drafters in odd files say the same of each: they take turns, unless ``everywhere``."""
-    turn = 0
+    turns: Counter[str] = Counter()
     for mutation in ALL:
         fit = [bed for bed in beds if mutation.applies(bed)]
         if fit and not everywhere and (mutation.inventory or mutation.keeps_contract or mutation.kind == "H"):
-            fit, turn = [fit[turn % len(fit)]], turn + 1
+            fit = [min(fit, key=lambda bed: turns[bed.name])]
+            turns[fit[0].name] += 1
         yield from (Row(bed, mutation) for bed in fit)
 
 

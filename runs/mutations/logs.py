@@ -197,7 +197,7 @@ CONTROLS: list[Mutation] = [
              log(lambda ps: [started(), *(sglang_line(p, throughput=7.31) for p in ps)]),
              also=("sparse-target-batch-one",)),
     Mutation("log at temperature 1 with greedy drafts", "X", "healthy", log(lambda ps: lines()(thinned(ps))),
-             also=("temperature-greedy-drafts",)),
+             also=("temperature-greedy-drafts", "engine-falls-short")),  # the one is a rival of the other
     Mutation("depth 0 at one drafted token", "X", "healthy", log(lambda ps: [vllm_line(cut(p, 1)) for p in ps]),
              also=("rates-at-different-k",)),
     Mutation("seventy-three drafts", "X", "healthy", log(seventy_three), also=("records-too-few",)),

@@ -112,8 +112,8 @@ class Subject:
     flags: str | None = None
     pickled: bool = False
     shards: int = 1
-    cut: int | None = None
-    """Bytes that are left of the weights' file."""
+    cut: float | None = None
+    """Share of the weights' file that is left."""
     feedback: str | None = None
     """A fault of the engine that no file shows: what it feeds from the second step on (``naive``)."""
 
@@ -130,7 +130,8 @@ class Subject:
             path = folder / "model.safetensors"
             save_file(held, path, metadata={"format": "pt"})
             if self.cut is not None:
-                path.write_bytes(path.read_bytes()[: self.cut])
+                whole = path.read_bytes()
+                path.write_bytes(whole[: int(self.cut * len(whole))])
         if self.samples is not None:
             (folder / "states").mkdir()
             for number, sample in enumerate(self.samples):

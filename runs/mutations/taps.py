@@ -66,7 +66,8 @@ def no_embedding_tap(bed: Bed) -> bool:
 
 MUTATIONS: list[Mutation] = [
     *both(
-        Mutation("taps + 1", "T", "taps-off-by-one", declare(lambda bed: [t + 1 for t in bed.taps])),
+        Mutation("taps + 1", "T", "taps-off-by-one", declare(lambda bed: [t + 1 for t in bed.taps]),
+                 also=("taps-ambiguous",)),  # of a DeepSeek target SGLang reads just these ids right
         "contract-edited",
     ),
     *both(

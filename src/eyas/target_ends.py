@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +221,8 @@ def _weight(folder: Path, where: Mapping[str, str], stem: str, quantisation: Map
     # row blocks: a mask of the whole would be a copy of it
     if not all(bool(torch.isfinite(b).all()) for b in torch.split(weight, 8192)):
         raise TargetError(f"{stem} of {folder} holds NaN or infinite values.", way_out="Fetch its shard again.")
+    if weight is stored and stored.nbytes > BIG:  # mapped anew, so that what was looked through is not held
+        return _tensor(folder, where, f"{stem}.weight")
     return weight
 
 
@@ -306,16 +310,24 @@ def _tensor(folder: Path, where: Mapping[str, str], name: str) -> Tensor:
 
 
 def _bytes_of(path: Path, name: str) -> Tensor:
-    """One tensor, its bytes alone read: mapping the whole shard fails where memory may not be overcommitted."""
+    """One tensor, its bytes alone read: mapping the whole shard fails where memory may not be overcommitted. A big one
+    is mapped by itself, for reading only: of an embedding few rows are ever asked for."""
     with open(path, "rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
         entry = json.loads(handle.read(length))[name]
         if entry["dtype"] not in DTYPES:
             raise TargetError(f"{name} in {path} is of dtype {entry['dtype']}.", way_out=f"Known: {', '.join(DTYPES)}.")
         begin, end = entry["data_offsets"]
-        handle.seek(8 + length + begin)
-        held = bytearray(handle.read(end - begin))
-    return torch.frombuffer(held, dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        begin, end = begin + 8 + length, end + 8 + length
+        dtype = DTYPES[entry["dtype"]]
+        if end - begin <= BIG:
+            handle.seek(begin)
+            return torch.frombuffer(bytearray(handle.read(end - begin)), dtype=dtype).reshape(entry["shape"])
+        first = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(handle.fileno(), end - first, access=mmap.ACCESS_READ, offset=first)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # nobody writes to a target
+        return torch.frombuffer(mapped, dtype=dtype, offset=begin - first).reshape(entry["shape"])
 
 
 def _header(path: Path) -> Mapping[str, object]:

@@ -17,6 +17,7 @@ import numpy as np
 from eyas import checkpoint, curve, provenance, slices, variants
 from eyas.check import reading, sweep, vocabulary
 from eyas.check.case import Case
+from eyas.check.declared import look_at_config, look_at_ids
 from eyas.check.engine import layers_meant, spell_fixes
 from eyas.check.losses import losses
 from eyas.check.masks import look_at_masks
@@ -88,7 +89,9 @@ def check(
     began = time.perf_counter()
     case = case or Case(name or folder.name)
     read_files(case, folder, target)
+    look_at_ids(case, records)
     if not case.stopped:
+        look_at_config(case, target, records)
         load_weights(case, target)
     if not case.stopped:
         compare_text_rules(case, manifest or {})
@@ -155,10 +158,27 @@ def load_weights(case: Case, target: Target) -> None:
     case.findings += vocabulary.judge(tensors, case.maps, target.vocab_size)
     case.parts = variants.read_parts(case.files, tensors, target, case.maps.ids)
     case.told = reading.told(case.files, target, case.maps)
+    head = tensors.get("lm_head.weight")
+    if case.files.contract is None and head is not None:
+        theirs = case.parts.target_head(vocabulary.proven(case.maps, target.vocab_size))
+        case.findings += targets_own_head() if same_rows(head, theirs) else []
     own = tensors.get("embed_tokens.weight")
     if own is not None and same_rows(own, target.embedding):  # a copy of the target's is as good as sharing it
         same = {"embedding": "target"}
         case.told = replace(case.told, declared=case.told.declared | same, configured=case.told.configured | same)
+
+
+def targets_own_head() -> list[Finding]:
+    """A note: nothing in the files tells a head that was trained frozen from one that was lost."""
+    return [
+        Finding(
+            "head-overwritten",
+            "note",
+            "The head's rows are the target's own. Right where it was trained frozen; if it was trained, whoever "
+            "wrote these files put the target's in its place.",
+            [Evidence("rows of the head", "the target's", "the target's only if trained frozen", "every 97th row")],
+        )
+    ]
 
 
 def compare_text_rules(case: Case, manifest: Mapping[str, Any]) -> None:
@@ -211,7 +231,7 @@ def placed(case: Case, states: Stock, records: Sequence[Record], target: Target,
     before = len(case.findings)
     look_at_states(case, Held(states), placement, target, live, records)
     if placement.post_norm:
-        case.findings.append(stored_after_norm(placement))
+        case.findings.append(stored_after_norm(placement, target.num_layers))
     if not live and placement.last is None:  # whose rows they are was told by a layer's likeness to the end alone
         case.findings[before:] = [replace(f, severity="note") if f.rivals else f for f in case.findings[before:]]
     if isinstance(states, ForeignStock):
@@ -221,10 +241,20 @@ def placed(case: Case, states: Stock, records: Sequence[Record], target: Target,
     return with_embedding(Held(states), target)
 
 
-def stored_after_norm(placement: Placement) -> Finding:
-    """A note: it is undone here, but a trainer that takes this tensor for the other one teaches from the wrong one."""
+def stored_after_norm(placement: Placement, num_layers: int) -> Finding:
+    """Beside tap n it stands where a tap was meant. Alone it is a note: it is undone here, but a trainer that takes it
+    for tap n teaches from the wrong tensor."""
     assert placement.last is not None
     end = placement.placed[placement.last]
+    streams = [name for name, p in placement.placed.items() if p.tap == num_layers and name != placement.last]
+    if streams:
+        return Finding(
+            "taps-highest-final-state",
+            "likely",
+            f"{placement.last} is the target's last state after its final norm, beside tap {num_layers} itself "
+            f"({streams[0]}): it stands where the highest tap was meant.",
+            [Evidence(str(placement.last), "after the final norm", "a tap of the stream", end.how)],
+        )
     return Finding(
         "tap-post-norm",
         "note",

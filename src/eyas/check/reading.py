@@ -20,6 +20,9 @@ from eyas.target import Target
 RUN = ("taps", "fc_norm", "residual", "head_norm", "feedback", "token_shift", "rope", "window", "embedding", "head")
 
 
+PARTIAL = "partial_rotary_factor"
+
+
 @dataclass(frozen=True, eq=False)
 class Told:
     """``configured`` is what an engine would do by these files, ``declared`` how they say they were trained; ``by``
@@ -68,10 +71,16 @@ def _of_shape(files: Checkpoint, shape: DrafterConfig, maps: Maps) -> dict[str, 
         "head": "own" if "lm_head.weight" in files.tensors else "target",
         "head_norm": True,
         "token_shift": 1,
-        "rope": dict(shape.rope_parameters),
+        "rope": dict(shape.rope_parameters) | _partial(files.config),
         "window": None,
         **facts,
     }
+
+
+def _partial(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The share of each head that is rotated, where a config says so: no shape that is trained here has it."""
+    share = (config.get("rope_parameters") or {}).get(PARTIAL, config.get(PARTIAL))
+    return {PARTIAL: share} if isinstance(share, int | float) and share != 1.0 else {}
 
 
 def _of_contract(contract: Contract) -> dict[str, Any]:
@@ -92,6 +101,8 @@ def _spelled_otherwise(files: Checkpoint, target: Target, contract: Contract) ->
             found["taps"] = tuple(default)
     ours, theirs = files.shape.facts(), files.spelled.facts()
     found.update({fact: theirs[fact] for fact in ("fc_norm", "residual", "feedback") if theirs[fact] != ours[fact]})
+    if "embedding" in contract and contract["embedding"] == "target" and "embed_tokens.weight" in files.tensors:
+        found["embedding"] = "own"  # what lies in the files is loaded
     if "rope" in contract and dict(files.spelled.rope_parameters) != dict(contract["rope"]):
         found["rope"] = dict(files.spelled.rope_parameters)
     return found

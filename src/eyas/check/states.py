@@ -86,6 +86,7 @@ def count_rows(case: Case, stock: Stock, embedded: Sequence[Tap]) -> bool:
         for tap, held in zip(stock.taps, states.chunk(len(stock.taps), -1), strict=True):
             zero, finite = (held == 0).all(-1), torch.isfinite(held).all(-1)
             again = (held[1:] == held[:-1]).all(-1) & (ids[1:] != ids[:-1]) & ~zero[1:]
+            again[:CUT], again[max(len(again) - CUT, 0) :] = False, False  # a shift pads its ends
             bad["zero", tap] += int(zero.sum())
             bad["nan", tap] += int((~finite).sum())
             bad["again", tap] += 0 if tap in embedded else int(again.sum())

@@ -11,6 +11,7 @@ from eyas.check import vocabulary
 from eyas.check.case import Case
 from eyas.check.classify import cause_of
 from eyas.check.losses import Loss, same
+from eyas.check.reading import Told
 from eyas.contract import FACTS, Contract, Fact
 from eyas.results import Difference, Evidence, Finding, NotChecked, Rival
 from eyas.variants import Sweep, Trial
@@ -18,6 +19,7 @@ from eyas.variants.table import name_of
 
 VOUCHED = 0.15  # of the tokens a round: less is not held against a contract of these very weights
 DEADLY = 0.25  # of what the right reading keeps
+HARDLY_ALIVE = 0.3  # kept a slot by what fits best: below, another fault may hide behind it
 ALIVE = 0.15  # kept a slot, of four: below, nothing was proven to be wired right
 # Findings about what files declare, which a measured one about the same thing makes a note.
 DECLARED = frozenset({"contract-edited", "taps-key-missing", "vocab-map-inconsistent"})
@@ -25,14 +27,15 @@ DECLARED = frozenset({"contract-edited", "taps-key-missing", "vocab-map-inconsis
 
 def judge(case: Case, lost: Sequence[Loss], *, num_layers: int) -> None:
     """A finding for each fact that costs something as it is configured."""
-    swept, told, maps = case.swept, case.told, case.maps
+    swept, told, maps, parts = case.swept, case.told, case.maps, case.parts
     assert swept is not None
     assert told is not None
     assert maps is not None
+    assert parts is not None
     readers_of = told.taps_by_reader
     for loss in lost:
         slug = (
-            vocabulary.cause_of_map(maps, loss.trained)
+            vocabulary.cause_of_map(maps, loss.trained, parts.target.vocab_size)
             if loss.fact == "vocab_map"
             else cause_of(loss.fact, loss.configured, loss.trained, num_layers=num_layers, named=told.named)
         )
@@ -47,7 +50,7 @@ def judge(case: Case, lost: Sequence[Loss], *, num_layers: int) -> None:
         if loss.fact == "taps" and readers:
             case.findings.append(_by_reader(loss, readers, readers_of, swept))
         else:
-            found_ = _finding(slug, loss, swept, num_layers, told.named)
+            found_ = _finding(slug, loss, swept, told, num_layers)
             case.findings.append(_vouched(case, loss, found_))
     if not any(loss.proven for loss in lost):
         _nothing_better(case, swept)
@@ -132,7 +135,7 @@ def _unrun(slug: str, loss: Loss, swept: Sweep) -> Finding:
     )
 
 
-def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) -> Finding:
+def _finding(slug: str, loss: Loss, swept: Sweep, told: Told, num_layers: int) -> Finding:
     was, fits = name_of({loss.fact: loss.configured}), name_of({loss.fact: loss.trained})
     if not loss.proven:
         return Finding(
@@ -143,9 +146,13 @@ def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) 
             _evidence(loss, swept),
         )
     assert loss.score is not None
-    rivals = [r for r in _rivals(loss, swept, num_layers, named) if r.cause != slug]
+    rivals = [r for r in _rivals(loss, swept, num_layers, told.named) if r.cause != slug]
     if loss.fact in ("taps", "residual_kept") and not _every_tap(swept, num_layers) and _makeshift(loss):
         rivals.append(Rival("taps-differ", "states of the layers that are not among those at hand"))
+    if loss.fact == "taps" and (absent := _half_tried(loss.trained, told, swept)):
+        rivals.append(Rival("taps-differ", f"states of layers {absent}, which one reader takes the ids for"))
+    if loss.fitting.kept_per_slot < HARDLY_ALIVE:
+        rivals.append(Rival("quality-low", "a drafter that is worth something once mended: more may be wrong with it"))
     kept = loss.score.kept_per_slot
     fatal = kept < DEADLY * (kept + (loss.difference.value or 0.0))
     return Finding(
@@ -156,6 +163,14 @@ def _finding(slug: str, loss: Loss, swept: Sweep, num_layers: int, named: bool) 
         _evidence(loss, swept),
         rivals=rivals,
     )
+
+
+def _half_tried(trained: Sequence[Any], told: Told, swept: Sweep) -> str:
+    """Taps not at hand of a reader's list that agrees with what fits where it could be tried."""
+    stored = set(swept.confirm.stock.taps)
+    lists = [taps for lists in told.taps_by_reader.values() for taps in lists if not set(taps) <= stored]
+    half = [taps for taps in lists if any(a == b for a, b in zip(taps, trained, strict=False))]
+    return ", ".join(str(t) for t in sorted({t for taps in half for t in taps} - stored))
 
 
 def _every_tap(swept: Sweep, num_layers: int) -> bool:

@@ -147,7 +147,7 @@ def judge(tensors: Mapping[str, Tensor], maps: Maps, V: int) -> list[Finding]:
     return findings
 
 
-def cause_of_map(maps: Maps, found: str) -> str:
+def cause_of_map(maps: Maps, found: str, V: int) -> str:
     """Which fault it is that a drafter whose map is read as ``maps.written`` was trained with ``found``."""
     if maps.written == "none":
         return "d2t-missing"
@@ -160,6 +160,9 @@ def cause_of_map(maps: Maps, found: str) -> str:
         return "d2t-missing"
     if torch.equal(written, every):
         return "d2t-ramp"
-    if torch.equal(written.sort().values, true.sort().values) or float((written == true).float().mean()) > 0.5:
+    same = any(
+        torch.equal(a.sort().values, b.sort().values) for a, b in ((written, true), (written + every, true + every))
+    )
+    if same or float((written == true).float().mean()) > 0.5:
         return "d2t-shuffled"
-    return "d2t-stale"
+    return "vocab-map-inconsistent" if maps.trouble(maps.written, V) else "d2t-stale"

@@ -24,6 +24,7 @@ from eyas.errors import CheckpointError
 from eyas.inventory.folder import PICKLED
 from eyas.target import Target
 from eyas.vocab import DraftVocab
+from eyas.widened import BIG
 
 MAPS = ("d2t", "t2d")
 
@@ -54,21 +55,29 @@ def finite_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """All tensors of the files by our names, used or not. Raises NotFinite, TwoNorms, and CheckpointError where
     they cannot be read."""
     tensors, _ = every_tensor(checkpoint.folder)
+    _require_finite(tensors, checkpoint.folder.name)
+    if any(t.nbytes > BIG for t in tensors.values()):  # mapped anew, so that what was looked through is not held
+        tensors, _ = every_tensor(checkpoint.folder)
     for theirs, ours in twins(checkpoint.shape).items():
         if ours not in tensors and theirs in tensors:
             tensors[ours] = tensors[theirs]
     _one_norm_under_two_names(checkpoint, tensors)
-    _require_finite(tensors, checkpoint.folder.name)
     return tensors
 
 
 def _require_finite(tensors: dict[str, Tensor], name: str) -> None:
-    bad = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    bad = [n for n, t in tensors.items() if t.is_floating_point() and not _finite(t)]
     if bad:
         raise NotFinite(
             f"NaN or infinite values in {', '.join(bad)} of {name}.",
             way_out="These weights are broken: take an earlier checkpoint of the run that made them.",
         )
+
+
+def _finite(tensor: Tensor) -> bool:
+    """In blocks of rows: a mask of the whole would be a copy of it."""
+    blocks = torch.split(tensor, 8192) if tensor.ndim else (tensor,)
+    return all(bool(torch.isfinite(block).all()) for block in blocks)
 
 
 def _ascending(tensors: dict[str, Tensor]) -> None:

@@ -125,6 +125,9 @@ def _decides(length: LengthCounts) -> bool:
     return length.total_rounds >= MIN_ROUNDS and length.interval()[1] is not None
 
 
+FALLS_SHORT = "engine-falls-short"
+
+
 def judge(
     findings: Iterable[Finding],
     *,
@@ -135,8 +138,10 @@ def judge(
     """The first that applies:
 
     broken     a fatal or likely finding says that weights are missing, not finite or cannot be loaded
-    miswired   a fatal or likely finding of any kind but quality
-    undecided  a needed check was left out; or there is no walk; or its interval cannot separate, which means:
+    miswired   a fatal or likely finding of any kind but quality and metric: what a log counts wrong is no fault of
+               the drafter
+    undecided  an engine was seen to keep less than these files give, for which no file is blamed; or a needed check
+               was left out; or there is no walk; or its interval cannot separate, which means:
                fewer than MIN_ROUNDS rounds, or no interval at all (fewer than two records with rounds)
     weak       the upper end of the walk's accept length at 4 drafted tokens is below ``expect``
     healthy    the rest. An interval that holds ``expect`` is healthy, not undecided: "weak" is an accusation
@@ -146,8 +151,10 @@ def judge(
     grave = [f for f in findings if f.severity != "note"]
     if any(f.cause in BROKEN_CAUSES for f in grave):
         return "broken"
-    if any(f.kind != "quality" for f in grave):
+    if any(f.kind not in ("quality", "metric") and f.cause != FALLS_SHORT for f in grave):
         return "miswired"
+    if any(f.cause == FALLS_SHORT for f in grave):
+        return "undecided"
     if any(n.needed for n in not_checked) or length_at_4 is None or not _decides(length_at_4):
         return "undecided"
     high = length_at_4.interval()[1]

@@ -11,10 +11,10 @@ from eyas.results import Evidence, Finding
 
 
 def findings(files: Files, meant: Meaning, target: TargetFacts | None) -> list[Finding]:
-    return [*_two_places(files, target), *_odd_ids(files, target), *_notes(meant)]
+    return [*two_places(files, target), *_odd_ids(files, target), *_notes(meant)]
 
 
-def _two_places(files: Files, target: TargetFacts | None) -> list[Finding]:
+def two_places(files: Files, target: TargetFacts | None) -> list[Finding]:
     return [
         Finding(
             "keys-contradict",
