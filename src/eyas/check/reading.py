@@ -45,11 +45,14 @@ def told(files: Checkpoint, target: Target, maps: Maps) -> Told:
     if contract is not None:
         declared = {**spelled, **_of_contract(contract)}
         configured = {**declared, **_spelled_otherwise(files, target, contract)}
+        configured["rope"] = configured["rope"] | _partial(config)
         return Told(configured, declared, "contract", [], named, {})
     meant = _meaning(files, target)
     if meant is None:
+        spelled["rope"] |= _partial(config)
         return Told(spelled, spelled, "config.json", [], named, {})
     declared = {**spelled, **_of_contract(meant.contract)}
+    declared["rope"] = declared["rope"] | _partial(config)
     read = readings(config, {"num_layers": target.num_layers, "architecture": target.architecture})
     also = []
     for open_ in meant.ambiguous:
@@ -71,7 +74,7 @@ def _of_shape(files: Checkpoint, shape: DrafterConfig, maps: Maps) -> dict[str, 
         "head": "own" if "lm_head.weight" in files.tensors else "target",
         "head_norm": True,
         "token_shift": 1,
-        "rope": dict(shape.rope_parameters) | _partial(files.config),
+        "rope": dict(shape.rope_parameters),
         "window": None,
         **facts,
     }
