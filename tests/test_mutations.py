@@ -711,6 +711,19 @@ def test_chosen_rows_run_again(bench_of: Any, tmp_path: Path) -> None:
     assert bench_of(tmp_path, Checked(), "--only", "nothing like it") == 2
 
 
+def test_a_report_runs_nothing_and_says_what_is_owed(bench_of: Any, tmp_path: Path) -> None:
+    assert bench_of(tmp_path, Checked(), "--only", "tiny/taps*") == 0
+    reported = Checked()
+    assert bench_of(tmp_path, reported, "--report") == 0
+    assert reported.calls == 0
+    told = (tmp_path / "docs" / "mutations.md").read_text()
+    assert len((tmp_path / "docs" / "mutations.jsonl").read_text().splitlines()) == 1
+    assert "7 more rows have not been run yet" in told
+    assert bench_of(tmp_path, Checked(), "--everywhere", "--only", "second/NaN in fc") == 0
+    assert bench_of(tmp_path, Checked(), "--report") == 0  # whichever drafter's turn it is, one row is one
+    assert "6 more rows have not been run yet" in (tmp_path / "docs" / "mutations.md").read_text()
+
+
 def test_a_row_says_why_and_a_crash_is_a_row(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a bug")

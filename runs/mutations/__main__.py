@@ -92,6 +92,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--records", action="append", metavar="TARGET=FILE", default=[], help=f"held-out records; the first {RECORDS}"
     )
     parser.add_argument("--everywhere", action="store_true", help="every mutation on every drafter")
+    parser.add_argument("--report", action="store_true", help="run nothing: the table of the rows that are there")
     parser.add_argument("--list", action="store_true", help="print the mutations, and what was left out and why")
     options = parser.parse_args(argv)
     for name in ("drafter", "records"):
@@ -116,6 +117,8 @@ def listed(console: Console) -> None:
 
 def work(options: argparse.Namespace, console: Console) -> int:
     beds = list(load(options, console))
+    if options.report:
+        return conclude(beds, options, console)
     asked = list(bench.rows(beds, everywhere=options.everywhere))
     done = bench.finished(options.out)
     again = [row for row in asked if options.only and any(matches(row, pattern) for pattern in options.only)]
@@ -131,7 +134,7 @@ def work(options: argparse.Namespace, console: Console) -> int:
         f"at {seconds:.0f} s a row ({'as timed' if timed else 'a guess'}). Ctrl-C loses at most the row it is at."
     )
     play(left, options.out, console)
-    return conclude(asked, options, console)
+    return conclude(beds, options, console)
 
 
 def load(options: argparse.Namespace, console: Console) -> list[Bed]:
@@ -181,11 +184,12 @@ def play(left: Sequence[bench.Row], out: Path, console: Console) -> None:
             )
 
 
-def conclude(asked: Sequence[bench.Row], options: argparse.Namespace, console: Console) -> int:
-    """The table of all rows that are there; how many are not stands in it."""
-    ids = {row.id for row in asked}
+def conclude(beds: Sequence[Bed], options: argparse.Namespace, console: Console) -> int:
+    """The table of all rows that are there, in turn or not; how many are owed stands in it."""
+    ids = {row.id for row in bench.rows(beds, everywhere=True)}
     done = {id: row for id, row in bench.finished(options.out).items() if id in ids}
-    names = list(dict.fromkeys(row.bed.name for row in asked))
+    owed = bench.owed(bench.rows(beds, everywhere=options.everywhere), done)
+    names = [bed.name for bed in beds]
     rows = bench.ordered(done, names)
     s = score.summary(rows)
     console.print(
@@ -197,7 +201,7 @@ def conclude(asked: Sequence[bench.Row], options: argparse.Namespace, console: C
     if crashed:
         console.print(f"[red]check crashed on {len(crashed)}[/red]: {', '.join(crashed[:5])}")
     how = "python -m runs.mutations --everywhere" if options.everywhere else "make mutations"
-    bench.write_docs(rows, options.docs, LEFT_OUT, how, len(ids) - len(done))
+    bench.write_docs(rows, options.docs, LEFT_OUT, how, owed)
     console.print(f"Wrote {options.docs / 'mutations.jsonl'} and {options.docs / 'mutations.md'}.")
     return 1 if crashed else 0
 

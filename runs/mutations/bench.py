@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,14 @@ def rows(beds: Sequence[Bed], *, everywhere: bool = False) -> Iterator[Row]:
             fit = [min(fit, key=lambda bed: turns[bed.name])]
             turns[fit[0].name] += 1
         yield from (Row(bed, mutation) for bed in fit)
+
+
+def owed(asked: Iterable[Row], done: Mapping[str, Mapping[str, Any]]) -> int:
+    """Rows that are still to be run; of a mutation that takes turns any drafter's row will do."""
+    rows_ = list(asked)
+    times = Counter(row.mutation.name for row in rows_)
+    seen = {row["mutation"] for row in done.values()}
+    return sum(row.id not in done and (times[row.mutation.name] > 1 or row.mutation.name not in seen) for row in rows_)
 
 
 # -- one row ----------------------------------------------------------------------------------------------------
