@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from eyas import records, variants
 from eyas import target as targets
-from eyas.check import check
+from eyas.check import check, sweep
 from eyas.check.case import Case
+from eyas.check.losses import Loss
 from eyas.check.placing import place
 from eyas.check.states import look_at_states
 from eyas.check.vocabulary import Maps, cause_of_map
 from eyas.records import Record
-from eyas.results import CheckResult, Finding, LengthCounts, judge
+from eyas.results import CheckResult, Difference, Finding, LengthCounts, judge
 from eyas.target import Target
 from stocks import CASE, case_live, case_target, rolled, stored
 
@@ -126,8 +128,11 @@ def test_an_embedding_in_the_files_is_what_is_run_whatever_the_contract_says(tmp
     assert not same.keys() & {"embedding-random", "embedding-overwritten"}
 
 
-def test_half_of_each_head_rotated_is_seen_in_the_config(tmp_path: Path) -> None:
-    result = checked(tmp_path / "d", lambda c, t: c.update(partial_rotary_factor=0.5), sweeping="always")
+@pytest.mark.parametrize("contract", [False, True])
+def test_half_of_each_head_rotated_is_seen_in_the_config(tmp_path: Path, contract: bool) -> None:
+    result = checked(
+        tmp_path / "d", lambda c, t: c.update(partial_rotary_factor=0.5), contract=contract, sweeping="always"
+    )
     assert causes(result)["rope-partial-ignored"] in ("likely", "fatal")
 
 
@@ -140,6 +145,27 @@ def test_no_cause_is_confident_where_the_drafter_stays_all_but_dead(tmp_path: Pa
         tensors["fc.weight"] = torch.cat([b @ Q for b in blocks], -1).bfloat16()
 
     assert not checked(tmp_path / "d", turned).confident
+
+
+@pytest.mark.parametrize(("kept", "rivals"), [(0.2, ["quality-low"]), (1.2, [])])
+def test_a_cause_has_a_rival_where_what_fits_is_hardly_alive(kept: float, rivals: list[str]) -> None:
+    fitting, was = (SimpleNamespace(kept_per_slot=k, kept=[0] * 100) for k in (kept, kept / 2))
+    loss = Loss(
+        "rope_layout",
+        "interleaved",
+        "half-split",
+        cast(Any, was),
+        cast(Any, fitting),
+        Difference(kept / 2, 0.05, 1.0),
+        9.0,
+        9.0,
+        True,
+    )
+    stock = SimpleNamespace(taps=tuple(range(13)))
+    swept = SimpleNamespace(passes=[], tried=50, by_record=True, confirm=SimpleNamespace(stock=stock, chunks=[]))
+    told = SimpleNamespace(named=True, taps_by_reader={})
+    found = sweep._finding("rope-interleaved", loss, cast(Any, swept), cast(Any, told), 12)
+    assert [r.cause for r in found.rivals] == rivals
 
 
 # -- causes of a map ----------------------------------------------------------------------------------------------

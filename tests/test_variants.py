@@ -428,6 +428,9 @@ def test_the_target_says_its_truth_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert known is not None
         assert torch.equal(known[asked], want[asked])
         assert bool((known[~asked] == -1).all())
+        again = stock.run(target, ids, torch.tensor([record.seq_len]), (1,)).truth
+        assert again is not None
+        assert torch.equal(again[0], known)
     monkeypatch.setattr(taps, "greedy", lambda *a: pytest.fail("asked again"))
     truths = pools.Truths(stock, target)
     assert all((truths.of(i) >= -1).all() for i in range(len(stock.records)))
