@@ -28,6 +28,7 @@ from eyas.check.vocabulary import Maps, cause_of_map
 from eyas.records import Record
 from eyas.results import CheckResult, Difference, Finding, LengthCounts, judge
 from eyas.target import Target
+from folders import call
 from stocks import CASE, case_live, case_target, rolled, stored
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -212,6 +213,35 @@ def test_the_final_state_beside_tap_n_stands_where_a_tap_was_meant(tmp_path: Pat
     assert causes(result)["taps-highest-final-state"] == "likely"
     sound = check(tmp_path / "d", case_target(), live.records, states=stored(live, (0, 3, 7, 12)), sweeping="never")
     assert "taps-highest-final-state" not in causes(sound)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_without_config_is_named_beside_stored_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(CASE / "trained", tmp_path / "d")
+    (tmp_path / "d" / "config.json").unlink()
+    ran = call(
+        capsys, "check", tmp_path / "d", "--target", CASE / "target", "--states", CASE / "states",
+        "--records", CASE / "train.jsonl", "--json", "-",
+    )  # fmt: skip
+    told = json.loads(ran.out)
+    assert (ran.code, told["verdict"]) == (1, "broken")
+    assert "no config.json" in told["findings"][0]["summary"]
+
+
+def test_states_shorter_than_every_record_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "states").mkdir()
+    whole = torch.load(CASE / "states" / "sample_0.pt", weights_only=True)
+    torch.save([tensor[:5].clone() for tensor in whole], tmp_path / "states" / "sample_0.pt")
+    ran = call(
+        capsys, "check", CASE / "drafter", "--target", CASE / "target", "--states", tmp_path / "states",
+        "--records", CASE / "train.jsonl",
+    )  # fmt: skip
+    assert ran.code == 2
+    assert "no record has the length" in " ".join(ran.err.split())
 
 
 # -- verdicts -----------------------------------------------------------------------------------------------------
