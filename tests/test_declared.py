@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas import records, variants
-from eyas import target as targets
 from eyas.check import check, sweep
 from eyas.check.case import Case
 from eyas.check.losses import Loss
@@ -27,18 +26,12 @@ from eyas.check.states import look_at_states
 from eyas.check.vocabulary import Maps, cause_of_map
 from eyas.records import Record
 from eyas.results import CheckResult, Difference, Finding, LengthCounts, judge
-from eyas.target import Target
 from folders import call
 from stocks import CASE, case_live, case_target, rolled, stored
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 LIMITS = variants.Limits(screen=400, confirm=1500)
 Edit = Callable[[dict[str, Any], dict[str, Tensor]], object]
-
-
-@cache
-def target() -> Target:
-    return targets.load(str(CASE / "target"))
 
 
 @cache
@@ -57,7 +50,7 @@ def checked(
     edit(config, tensors)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
-    return check(folder, target(), of or held_out(), limits=LIMITS, **options)
+    return check(folder, case_target(), of or held_out(), limits=LIMITS, **options)
 
 
 def causes(result: CheckResult) -> dict[str, str]:
@@ -108,7 +101,7 @@ def test_ids_of_twice_the_width_stop_the_check(tmp_path: Path) -> None:
 def test_a_head_of_the_targets_rows_is_told_but_not_held_against_it(tmp_path: Path) -> None:
     def lost(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-        tensors["lm_head.weight"] = target().head_weight[ids].to(torch.bfloat16)
+        tensors["lm_head.weight"] = case_target().head_weight[ids].to(torch.bfloat16)
 
     assert causes(checked(tmp_path / "a", lost, sweeping="never"))["head-overwritten"] == "note"
     kept = causes(checked(tmp_path / "b", lost, contract=True, sweeping="never"))
@@ -120,7 +113,7 @@ def test_an_embedding_in_the_files_is_what_is_run_whatever_the_contract_says(tmp
         tensors["embed_tokens.weight"] = torch.randn(512, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
 
     def copy(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        tensors["embed_tokens.weight"] = target().embedding.bfloat16().clone()
+        tensors["embed_tokens.weight"] = case_target().embedding.bfloat16().clone()
 
     result = checked(tmp_path / "noise", noise, contract=True)
     assert result.verdict == "miswired"

@@ -17,25 +17,15 @@ class OwnStock:
 
     def __init__(self, store: StoredStates, records: Sequence[Record]) -> None:
         self.store = store
-        self._records = tuple(records)
-        self._taps: tuple[int, ...] = tuple(store.facts.stored)
-
-    @property
-    def records(self) -> Sequence[Record]:
-        return self._records
-
-    @property
-    def taps(self) -> tuple[Tap, ...]:
-        return self._taps
-
-    @property
-    def last(self) -> Tap | None:
-        return self.store.facts.last
+        self.records: Sequence[Record] = tuple(records)
+        self._stored: tuple[int, ...] = tuple(store.facts.stored)
+        self.taps: tuple[Tap, ...] = self._stored
+        self.last: Tap | None = store.facts.last
 
     def states(self, index: int, taps: Sequence[Tap]) -> Tensor:
         """As ``Stock.states``: [T, C*D], fp32, in the order asked for."""
-        asked = [self._taps[place_of(tap, self._taps)] for tap in taps]
-        return self.store.states_of(self._records[index], asked)
+        asked = [self._stored[place_of(tap, self._stored)] for tap in taps]
+        return self.store.states_of(self.records[index], asked)
 
     def truth(self, index: int) -> None:
         return None
