@@ -1,0 +1,84 @@
+"""Asking an engine over HTTP: JSON in and out, every answer bounded in size and time, no proxies, no redirects."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import httpx
+
+from eyas.errors import EnvironmentFault, InputError
+
+MOST = 64 << 20  # bytes of one answer
+KEYS = ("EYAS_API_KEY", "OPENAI_API_KEY")
+SHOWN = 300  # characters of an engine's own words
+
+
+class Asker:
+    """One engine's address. ``ask`` gives the parsed JSON, ``text`` the body as it is."""
+
+    def __init__(self, url: str, what: str, *, seconds: float = 600.0) -> None:
+        self.url, self.what = url.rstrip("/"), what
+        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(seconds, connect=10.0),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            trust_env=False,
+            verify=self.url.startswith("https"),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
+        """GET without ``body``, else POST. EnvironmentFault where nobody answers, InputError for an answer that is
+        none; both in the engine's words."""
+        status, raw = self._body(path, body, seconds)
+        if status != 200:
+            raise InputError(
+                f"{self.url}{path} says HTTP {status}: {_words(raw)}",
+                way_out=f"Check that this is {self.what}, and that its version has this route.",
+            )
+        try:
+            return json.loads(raw) if raw else None
+        except ValueError as error:
+            raise InputError(
+                f"{self.url}{path} answers with what is no JSON: {_words(raw)}",
+                way_out=f"Check that this is {self.what} itself and no page or proxy before it.",
+            ) from error
+
+    def text(self, path: str, *, seconds: float | None = 20.0) -> str | None:
+        """The body of a GET; None where there is no such route."""
+        status, raw = self._body(path, None, seconds)
+        return raw.decode("utf-8", errors="replace") if status == 200 else None
+
+    def _body(self, path: str, body: Any, seconds: float | None) -> tuple[int, bytes]:
+        raw = bytearray()
+        timeout = httpx.Timeout(seconds, connect=10.0) if seconds is not None else httpx.USE_CLIENT_DEFAULT
+        method = "GET" if body is None else "POST"
+        try:
+            with self._client.stream(method, self.url + path, json=body, timeout=timeout) as response:
+                for block in response.iter_bytes():
+                    raw += block
+                    if len(raw) > MOST:
+                        raise InputError(
+                            f"{self.url}{path} answers with more than {MOST >> 20} MB.",
+                            way_out=f"Check that this is {self.what}.",
+                        )
+                return response.status_code, bytes(raw)
+        except httpx.TimeoutException as error:
+            raise EnvironmentFault(
+                f"{self.url}{path} has not answered in time.",
+                way_out="Look at the engine's log: it hangs, or others keep it busy.",
+            ) from error
+        except httpx.HTTPError as error:
+            raise EnvironmentFault(
+                f"{self.url}{path} cannot be reached: {str(error) or type(error).__name__}.",
+                way_out="Check that the engine is up, and the port.",
+            ) from error
+
+
+def _words(raw: bytes) -> str:
+    text = " ".join(raw[: 4 * SHOWN].decode("utf-8", errors="replace").split())
+    return text[:SHOWN] + ("…" if len(text) > SHOWN else "") if text else "nothing"

@@ -1,0 +1,388 @@
+"""A vLLM that serves: one we start in its own environment, or one that already runs.
+
+Ours listens on the loopback, in vLLM's developer mode, so that ``/collective_rpc`` and ``/server_info`` are there
+(entrypoints/serve/dev, 0.32); the probe's methods are called by name with strings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from eyas.engines import child, scrape
+from eyas.engines.child import Child
+from eyas.engines.http import Asker
+from eyas.engines.live import About, Answer, Counters
+from eyas.engines.scrape import page
+from eyas.errors import EnvironmentFault, InputError, UsageError
+from eyas.provenance import publishable
+
+INSIDE = Path(__file__).parent / "inside"
+PROBE = "vllm_probe.Probe"
+START_SECONDS = 900.0  # a large model takes minutes to load
+SPECULATIVE = "--speculative-config"
+OURS = ("--host", "--port", "--model", "--worker-extension-cls", "--served-model-name", "--api-key", "--root-path")
+PAUSE = 0.25
+COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos", "generation_tokens")
+
+
+class Vllm:
+    """See ``eyas.engines.live.Engine``."""
+
+    def __init__(self, url: str, about: About, process: Child | None, concurrency: int) -> None:
+        self.about = about
+        self._process = process
+        self._asker = Asker(url, "vLLM")
+        self._concurrency = concurrency if process is not None else 1  # one at a time on an engine of others
+        self._model = "target"
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def launch(
+        cls,
+        python: Path,
+        target: Path,
+        drafter: Path,
+        *,
+        draft_tokens: int | None,
+        flags: Sequence[str] = (),
+        port: int | None = None,
+        concurrency: int = 8,
+        extension: tuple[str, Path] = (PROBE, INSIDE),
+        probing: bool = True,
+    ) -> Vllm:
+        """Start ``vllm serve`` of ``target`` with ``drafter``; ``flags`` are the user's own.
+
+        ``extension`` is the class mixed into its workers and the folder it lies in. Unless ``probing`` is off, graphs
+        and the prefix cache are: a hook fires in eager mode only, and a cached row is never fed.
+        """
+        if port is not None and child.port_taken(port):
+            raise EnvironmentFault(
+                f"Port {port} is taken.", way_out="Leave --port out, and a free one is found, or stop who has it."
+            )
+        chosen = port or child.free_port()
+        words = command(python, target, drafter, chosen, draft_tokens, flags, extension[0], probing)
+        process = Child(words, environment(extension[1]), "vLLM")
+        about = About("vllm", "launched", url=None, command=told(words, target, drafter))
+        if probing:
+            about.unseen.append("graphs and the prefix cache, which are off while it is probed")
+        return cls(f"http://127.0.0.1:{chosen}", about, process, concurrency)
+
+    @classmethod
+    def attach(cls, url: str) -> Vllm:
+        address = page.address(url).removesuffix("/metrics").removesuffix("/v1").rstrip("/")
+        about = About("vllm", "attached", url=address)
+        about.unseen.append("what the drafter is fed and drafts: only an engine that eyas starts is probed")
+        return cls(address, about, None, 1)
+
+    def ready(self, heard: Callable[[str], None] = lambda what: None) -> None:
+        if self._process is not None:
+            self._wait(heard)
+        self.about.version = self._version()
+        self._models()
+        if self._process is not None:
+            self._look_inside()
+
+    def _wait(self, heard: Callable[[str], None]) -> None:
+        assert self._process is not None
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            if (code := self._process.code) is not None:
+                raise self._died(f"ended with {code} while it started")
+            with suppress(EnvironmentFault):
+                if self._asker.text("/health", seconds=5.0) is not None:
+                    return
+            heard((self._process.last_words(1) or ["starting"])[0])
+            time.sleep(PAUSE)
+        raise self._died(f"was not ready after {START_SECONDS:.0f} s")
+
+    def _died(self, what: str) -> EnvironmentFault:
+        assert self._process is not None
+        fault = EnvironmentFault(
+            f"vLLM {what}. Its last words: {last_error(self._process.last_words(400))}",
+            way_out="The whole log is kept beside the result with --log FILE. `eyas show CHECKPOINT --engine vllm` says "
+            "what vLLM refuses in a drafter.",
+        )
+        return fault
+
+    def _version(self) -> str | None:
+        """Who is there. An engine of another kind is a UsageError."""
+        found = self._asker.text("/version")
+        with suppress(ValueError, TypeError, AttributeError):
+            if (version := json.loads(found or "").get("version")) is not None:
+                return str(version)
+        raise UsageError(
+            f"{self._asker.url} does not say that it is vLLM (no /version).",
+            way_out="Check the address; name the engine it is with --engine.",
+        )
+
+    def _models(self) -> None:
+        listed = self._asker.ask("/v1/models", seconds=20.0)
+        try:
+            first = listed["data"][0]
+            self._model = str(first["id"])
+            root = str(publishable(str(first.get("root", first["id"]))))
+            self.about.resolved |= {"model": root, "max_model_len": first.get("max_model_len")}
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"{self._asker.url}/v1/models lists no model.", way_out="Wait until the engine has loaded one."
+            ) from error
+
+    def _look_inside(self) -> None:
+        with suppress(InputError, EnvironmentFault):
+            info = self._asker.ask("/server_info?config_format=json", seconds=60.0)
+            self.about.resolved |= settings(info.get("vllm_config") or {})
+        with suppress(InputError, EnvironmentFault):
+            self.about.model = self.call("eyas_probe_facts")
+            runner = str(self.about.model.get("runner", ""))
+            self.about.runner = "v2" if ".gpu.model_runner" in runner else "v1"
+
+    # -- ask --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        heard: Callable[[int], None] = lambda done: None,
+    ) -> list[Answer]:
+        done, lock = 0, threading.Lock()
+
+        def one(numbered: tuple[int, Sequence[int]]) -> Answer:
+            nonlocal done
+            answer = self._one(*numbered, max_tokens, temperature)
+            with lock:
+                done += 1
+                heard(done)
+            return answer
+
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            return list(pool.map(one, enumerate(prompts)))
+
+    def _one(self, number: int, ids: Sequence[int], max_tokens: int, temperature: float) -> Answer:
+        before = self._single() if self._concurrency == 1 else None
+        began = time.monotonic()
+        body = {
+            "model": self._model,
+            "prompt": list(ids),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "seed": 0,
+            "repetition_penalty": 1.0,
+            "return_token_ids": True,
+            "request_id": f"eyas-{number}",
+        }
+        try:
+            told = self._asker.ask("/v1/completions", body)
+        except EnvironmentFault:
+            if self._process is not None and (code := self._process.code) is not None:
+                raise self._died(f"ended with {code} while it answered") from None
+            raise
+        seconds = time.monotonic() - began
+        answer = answered(told, f"cmpl-eyas-{number}-0", tuple(ids), seconds)
+        after = self._single() if before is not None else None
+        if before is None or after is None:
+            return answer
+        counts = after.since(before)
+        return Answer(
+            answer.request, answer.prompt_ids, answer.token_ids, answer.finish_reason, seconds, counts.rounds, counts.accepted
+        )
+
+    def _single(self) -> Counters | None:
+        """Counters between two requests, where one at a time is asked."""
+        return self.metrics()
+
+    def call(self, method: str, *args: str) -> dict[str, Any]:
+        """A method of the probe, of the first worker; only on an engine of ours."""
+        assert self._process is not None, "probes are for engines we started"
+        told = self._asker.ask("/collective_rpc", {"method": method, "args": list(args)}, seconds=120.0)
+        results = [r for r in (told or {}).get("results", []) if isinstance(r, dict)]
+        if not results:
+            raise InputError(f"vLLM's workers say nothing to {method}.", way_out="Report this version of vLLM.")
+        return next((r for r in results if r.get("started") is not False), results[0])
+
+    @contextmanager
+    def probe(self, folder: Path, most_bytes: int) -> Iterator[Mapping[str, Any]]:
+        told = self.call("eyas_probe_start", json.dumps({"folder": str(folder), "most_bytes": most_bytes}))
+        if "error" in told:
+            raise InputError(
+                f"vLLM cannot be probed: {told['error']}.", way_out="Check --engine-flags: method must be eagle3."
+            )
+        summary: dict[str, Any] = {}
+        try:
+            yield summary
+        finally:
+            with suppress(EnvironmentFault, InputError):
+                summary |= self.call("eyas_probe_stop")
+
+    def metrics(self) -> Counters | None:
+        text = self._asker.text("/metrics")
+        return counters(text) if text is not None else None
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return "\n".join(self._process.last_words(100_000)) if self._process is not None else ""
+
+    def stop(self, keep_log: Path | None = None) -> None:
+        self._asker.close()
+        if self._process is not None:
+            self._process.close(keep_log=keep_log)
+
+
+# -- pure ---------------------------------------------------------------------------------------------------------
+
+
+def command(
+    python: Path,
+    target: Path,
+    drafter: Path,
+    port: int,
+    draft_tokens: int | None,
+    flags: Sequence[str],
+    extension: str,
+    probing: bool,
+) -> list[str]:
+    """The command line: the user's flags, then what is ours."""
+    for flag in flags:
+        if flag.split("=", 1)[0].replace("_", "-") in OURS:
+            raise UsageError(f"{flag} is set by eyas.", way_out="Leave it out of --engine-flags.")
+    rest, speculative = _without(flags, SPECULATIVE, "-sc")
+    try:
+        asked = json.loads(speculative) if speculative else {}
+    except ValueError as error:
+        raise UsageError(
+            f"{SPECULATIVE} {speculative!r} is no JSON: {error}.", way_out="Quote it once more within --engine-flags."
+        ) from error
+    config = {"method": "eagle3", "num_speculative_tokens": 4, **asked, "model": str(drafter)}
+    if draft_tokens is not None:
+        config["num_speculative_tokens"] = draft_tokens
+    # Not `vllm serve`: its entry asks for a package named vllm, which builds for a CPU are not.
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), *rest]
+    words += [SPECULATIVE, json.dumps(config), "--worker-extension-cls", extension]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "target"]
+    if probing:
+        words += [flag for flag in ("--enforce-eager", "--no-enable-prefix-caching") if flag not in rest]
+    return words
+
+
+def _without(flags: Sequence[str], *names: str) -> tuple[list[str], str | None]:
+    """``flags`` without one of ``names`` and its value; and the value."""
+    rest: list[str] = []
+    value: str | None = None
+    left = iter(flags)
+    for flag in left:
+        name, equals, behind = flag.partition("=")
+        if name.replace("_", "-") in names:
+            value = behind if equals else next(left, "")
+        else:
+            rest.append(flag)
+    return rest, value
+
+
+def told(words: Sequence[str], target: Path, drafter: Path) -> list[str]:
+    """The command as it may be written down: no folders of this machine."""
+    python, *rest = words
+    names = {str(target): target.name, str(drafter): drafter.name}
+    return [Path(python).name, *(str(publishable(_named(word, names))) for word in rest)]
+
+
+def _named(word: str, names: Mapping[str, str]) -> str:
+    for path, name in names.items():
+        word = word.replace(path, name)
+    return word
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Ours without what belongs to our Python; its workers find the probe by name in ``folder``."""
+    kept = {k: v for k, v in os.environ.items() if k not in child.OURS and k not in ("EYAS_API_KEY", "OPENAI_API_KEY")}
+    usual = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "OMP_WAIT_POLICY": "passive",
+    }
+    paths = os.pathsep.join(dict.fromkeys((str(folder), str(INSIDE))))
+    return {**usual, **kept, "PYTHONPATH": paths, "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def answered(told: Any, request: str, ids: tuple[int, ...], seconds: float) -> Answer:
+    """One answer out of a body of /v1/completions; InputError for one that is none."""
+    try:
+        choice = told["choices"][0]
+        tokens, reason = choice.get("token_ids"), choice.get("finish_reason")
+        fed = choice.get("prompt_token_ids", told.get("prompt_token_ids"))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"The engine's answer has no choices: {str(told)[:200]}", way_out="Check the engine's log; try again."
+        ) from error
+    whole = isinstance(tokens, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in tokens)
+    if not whole:
+        raise InputError(
+            "The engine gives no token ids back (return_token_ids), so its text cannot be replayed.",
+            way_out="Use vLLM 0.10.2 or newer.",
+        )
+    if isinstance(fed, list) and tuple(fed) != ids:
+        raise InputError(
+            f"The engine was asked {len(ids)} token ids and answered to {len(fed)} others.",
+            way_out="Something between changes the prompt: ask the engine itself, not a proxy.",
+        )
+    return Answer(request, ids, tuple(tokens), str(reason), seconds)
+
+
+def counters(text: str) -> Counters | None:
+    """Counters of a metrics page, over all its engines; None where it knows no speculation."""
+    try:
+        scrape.read([text.encode()], "metrics")
+    except InputError:
+        return None
+    sums: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+    hits: dict[int, int] = {}
+    for line in text.splitlines():
+        if not line.startswith("vllm:"):
+            continue
+        name, labels, value = scrape.pages.sample(line)
+        short = name.removeprefix("vllm:").removeprefix("spec_decode_").removesuffix("_total")
+        if short == "num_accepted_tokens_per_pos":
+            hits[int(labels["position"])] = hits.get(int(labels["position"]), 0) + int(value)
+        elif short in sums:
+            sums[short] += int(value)
+    accepted = tuple(hits[k] for k in sorted(hits))
+    return Counters(sums["num_drafts"], sums["num_draft_tokens"], accepted, sums["generation_tokens"])
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What bears on speculation in vLLM's own dump of its configuration."""
+    wanted = {
+        "model_config": ("dtype", "max_model_len", "enforce_eager", "quantization"),
+        "speculative_config": (
+            "method", "num_speculative_tokens", "rejection_sample_method", "draft_sample_method",
+            "disable_padded_drafter_batch", "quantization", "draft_tensor_parallel_size",
+        ),
+        "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "async_scheduling"),
+        "cache_config": ("enable_prefix_caching", "cache_dtype"),
+        "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for part, keys in wanted.items():
+        block = config.get(part) or {}
+        found |= {f"{part.removesuffix('_config')}.{key}": block[key] for key in keys if key in block}
+    return found
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The line that says why: the last that names an error, else the last."""
+    named = [line for line in lines if "Error: " in line or "Error:" in line.split(" ", 1)[0]]
+    words = (named or list(lines) or ["none"])[-1]
+    return str(publishable(words.strip()[-400:]))
