@@ -335,6 +335,8 @@ rates-at-different-k: Rates measured with different numbers of drafted tokens ar
   Measure both with the same number of drafted tokens.
 observed-agrees: The engine's log agrees with what these files give.
   Change nothing in the engine; whatever is low is low in the drafter.
+others-served: Others used the engine while it was measured, so its counters hold their requests too.
+  Measure when nobody else uses it, or read per-request counts.
 observed-exceeds: The engine's log shows more than these files give on these records.
   Look at the served text (loops are easy to draft), and check on records of that text.
 [quality]

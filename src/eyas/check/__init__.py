@@ -53,7 +53,7 @@ __all__ = ["Case", "check", "wiring_doubts"]
 IDS = "eagle_aux_hidden_state_layer_ids"
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
 MEMORY = 1.5 * 2**30  # bytes of states that a sweep holds at most
-Sweeping = Literal["auto", "always", "never"]
+Sweeping = Literal["auto", "doubts", "always", "never"]
 
 
 def check(
@@ -66,6 +66,7 @@ def check(
     draft_tokens: int | None = None,
     expect: float = EXPECT,
     states: Stock | None = None,
+    live: LiveStock | None = None,
     form: str = "eyas",
     notes: Sequence[str] = (),
     sweeping: Sweeping = "auto",
@@ -80,8 +81,9 @@ def check(
     """Check the drafter in ``folder`` on its target and some records of the target's own text.
 
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
-    the stock; ``form`` and ``notes`` say whose states they are and what is odd about them. ``sweeping``: whether other
-    readings of the files are tried; "auto" does where anything speaks for it. ``engine`` (NAME[==VERSION]) is the one
+    the stock; ``live`` is one to fill that the caller goes on to use; ``form`` and ``notes`` say whose states they are and what is odd about them. ``sweeping``: whether other
+    readings of the files are tried; "auto" does where anything speaks for it, "doubts" where no contract of these very
+    weights says how they were trained. ``engine`` (NAME[==VERSION]) is the one
     that fixes are spelled for, else the usual ones are. ``progress`` hears the records walked, ``tried`` the readings.
     ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
     An empty ``case`` keeps what was found on the way.
@@ -99,7 +101,7 @@ def check(
         look_at_masks(case, records, target.eos_ids())
         forgive_raw_text(case, target)
         if states is None:
-            stock: Stock = LiveStock(target, held(records, target, limits))
+            stock: Stock = live or LiveStock(target, held(records, target, limits))
         else:
             stock = placed(case, states, records, target, engine)
         settle_taps(case, stock)
@@ -325,6 +327,8 @@ def wanted(case: Case, sweeping: Sweeping, expect: float, stored: bool) -> bool:
         return False
     if sweeping == "always" or stored or wiring_doubts(case) is not None:
         return True
+    if sweeping == "doubts":
+        return False
     if any(f.severity != "note" for f in case.findings):
         return True
     lengths = case.measured.lengths if case.measured else []
