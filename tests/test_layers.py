@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compare": BELOW_3,
     "check": BELOW_3 | {"curve", "slices", "variants", "compare", "show", "bench"},
     "engines": FACTS | ROW_1,
+    "diagnose": BELOW_3 | {"check", "variants", "compare", "engines", "curve", "decode"},
     "capture": BELOW_3 | {"engines"},
     "train": BELOW_3 | {"objective", "curve", "starts"},
     "show": FACTS | ROW_1 | {"engines"},

@@ -81,11 +81,12 @@ def check(
     """Check the drafter in ``folder`` on its target and some records of the target's own text.
 
     With ``states`` the target does not run: its ends (``target.load_ends``) are enough, and ``records`` are those of
-    the stock; ``live`` is one to fill that the caller goes on to use; ``form`` and ``notes`` say whose states they are and what is odd about them. ``sweeping``: whether other
-    readings of the files are tried; "auto" does where anything speaks for it, "doubts" where no contract of these very
-    weights says how they were trained. ``engine`` (NAME[==VERSION]) is the one
-    that fixes are spelled for, else the usual ones are. ``progress`` hears the records walked, ``tried`` the readings.
-    ``evidence``: steps about what lies beside the files (an engine's log, an engine asked about); run last.
+    the stock; ``form`` and ``notes`` say whose states they are and what is odd about them. ``live`` is a stock to fill
+    that the caller goes on to use. ``sweeping``: whether other readings of the files are tried; "auto" does where
+    anything speaks for it, "doubts" where no contract of these very weights says how they were trained. ``engine``
+    (NAME[==VERSION]) is the one that fixes are spelled for, else the usual ones are. ``progress`` hears the records
+    walked, ``tried`` the readings. ``evidence``: steps about what lies beside the files (an engine's log, an engine
+    asked about); run last.
     An empty ``case`` keeps what was found on the way.
     """
     began = time.perf_counter()

@@ -8,7 +8,23 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, capture, check, common, demo, export, generate, prepare, read, records, show, target, train
+from eyas.cli import (
+    bench,
+    bundle,
+    capture,
+    check,
+    common,
+    demo,
+    diagnose,
+    export,
+    generate,
+    prepare,
+    read,
+    records,
+    show,
+    target,
+    train,
+)
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -26,6 +42,8 @@ for module, verb in (
     (capture, "capture"),
     (train, "train"),
     (check, "check"),
+    (diagnose, "diagnose"),
+    (bundle, "bundle"),
     (show, "show"),
     (export, "export"),
     (read, "read"),

@@ -73,7 +73,7 @@ def collect(
     before = engine.metrics()
     turns: dict[str, list[Turn]] = {}
     told: Mapping[str, Any] = {}
-    if engine.about.mode == "launched" and engine.about.model.get("drafter"):
+    if engine.about.mode == "launched" and probeable(engine):
         with tempfile.TemporaryDirectory(prefix="eyas-probe-") as folder:  # 0700, gone afterwards
             with engine.probe(Path(folder), most_bytes) as told:
                 answers = engine.generate(prompts, max_tokens, temperature=temperature, heard=heard)
@@ -87,6 +87,16 @@ def collect(
     return Collected(
         engine.about, answers, turns, page, max_tokens, temperature, dict(told), prompt, time.monotonic() - began
     )
+
+
+def probeable(engine: Engine) -> bool:
+    """Whether its drafter is one that fuses taps; what is not is said."""
+    drafter = engine.about.model.get("drafter")
+    if drafter and "Eagle3" in drafter:
+        return True
+    what = f"{drafter} is no EAGLE-3 drafter" if drafter else "no drafter was found in its worker"
+    engine.about.unseen.append(f"what the drafter is fed and drafts: {what}")
+    return False
 
 
 def diagnose(
@@ -133,12 +143,13 @@ def diagnose(
     result = Diagnosis(checked, collected.about, _served(collected, draft_tokens, time.monotonic() - began))
     reference = _reference(case, target, stock, texts, collected.about)
     if reference is None:
-        result.checked = replace(checked, findings=findings.merged([], files, engine, proven=False))
+        live = list(findings.of_resolved(collected.about.resolved))
+        _conclude(result, findings.merged(live, files, engine, proven=False), case, expect)
         return result
     result.facts = dict(reference.facts)
     _compare(result, reference, collected, draft_tokens, heard)
-    live = _live(result, reference, case)
-    proven = bool(result.probes) and stages.first_apart(result.probes) in (None, "metrics")
+    live = [*findings.of_resolved(collected.about.resolved), *_live(result, reference, case)]
+    proven = result.probes is not None and stages.first_apart(result.probes) in (None, "metrics")
     everything = findings.merged(live, _without_worth(files), engine, proven)
     _conclude(result, everything, case, expect)
     result.served["texts"] = text.compared(reference)
@@ -164,9 +175,7 @@ def _ask_tables(case: Case, about: About, flags: Sequence[str], target: Target) 
         case.not_checked.append(NotChecked("engine", error.message))
 
 
-def _reference(
-    case: Case, target: Target, stock: LiveStock, texts: Sequence[Served], about: About
-) -> Reference | None:
+def _reference(case: Case, target: Target, stock: LiveStock, texts: Sequence[Served], about: About) -> Reference | None:
     """The drafter as it was trained: as measured, where files had to be doubted, else as its contract says."""
     if case.parts is None or case.told is None:
         return None
@@ -296,19 +305,28 @@ def _conclude(result: Diagnosis, everything: list[Finding], case: Case, expect: 
     gap = result.gap
     if gap is not None and gap.proven and result.probes is not None and gap.value is not None:
         unexplained = gap.value - (result.explained or 0.0)
-        if unexplained > LEFT and not any(f.kind in ("metric", "engine", "rope", "data", "precision", "shift") for f in grave):
+        if unexplained > LEFT and not any(
+            f.kind in ("metric", "engine", "rope", "data", "precision", "shift") for f in grave
+        ):
             everything.append(_falls_short(gap, result, grave))
     for stage in ("taps", "fused", "states", "said", "feedback", "drafted"):
         told = (result.probes or {}).get(stage)
         if told and told["status"] == "differs" and not grave:
             left.append(NotChecked(stage, "the engine differs here and nothing that is known explains it", needed=True))
             break
-    if result.expected is None:
+    if result.expected is None and result.served["temperature"] == 0:
         left.append(NotChecked("expected", "the served text is not the target's own greedy text, so no walk was made"))
-    length = result.expected.length if result.expected is not None else None
+    counted = result.expected
+    if counted is None and result.served["temperature"] > 0 and _stages_equal(result.probes):
+        counted = result.observed  # sampled text has no walk, and every stage was seen to be right
+    length = counted.length if counted is not None else None
     at_4 = length if length is not None and length.draft_tokens == EXPECT_DRAFT_TOKENS else None
     verdict = judge(everything, length_at_4=at_4, expect=expect, not_checked=left)
     result.checked = replace(result.checked, findings=everything, not_checked=left, verdict=verdict)
+
+
+def _stages_equal(probes: Mapping[str, Any] | None) -> bool:
+    return probes is not None and stages.first_apart(probes) in (None, "metrics") and bool(probes.get("acceptance"))
 
 
 def _served(collected: Collected, draft_tokens: int, seconds: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Counted:
         return LengthCounts(self.hits.shape[1], self.rounds, self.hits.sum(1))
 
     def to_json(self) -> dict[str, Any]:
-        R, K = self.hits.shape
+        K = self.hits.shape[1]
         before = np.concatenate((self.rounds[:, None], self.hits[:, :-1]), 1) if K else self.hits
         length = self.length.to_json() | {"method": self.source}
         return {
@@ -107,6 +107,8 @@ def gap(expected: Counted, observed: Counted) -> Gap:
     whole = paired_difference(expected.length, observed.length)
     depths = []
     for k in range(min(expected.hits.shape[1], observed.hits.shape[1])):
-        one = paired_difference(*(LengthCounts(1, c.rounds, c.hits[:, k]) for c in (expected, observed)))
+        one = paired_difference(
+            LengthCounts(1, expected.rounds, expected.hits[:, k]), LengthCounts(1, observed.rounds, observed.hits[:, k])
+        )
         depths.append((one.value, one.low, one.high))
     return Gap(whole.value, whole.low, whole.high, depths)

@@ -19,9 +19,12 @@ Json = Mapping[str, Any]
 PROBE = "probe of the running drafter"
 DEADLY = 0.75  # of the tokens kept that a fault costs
 MAPS = {"none": "d2t-missing", "ids": "d2t-read-as-ids", "offsets": "d2t-read-as-ids"}
-CACHES = {"own": "draft-cache-empty", "kept": "draft-cache-not-refreshed"}
+CACHES = {"own": "draft-cache-empty", "zeros": "draft-cache-empty", "kept": "draft-cache-not-refreshed"}
 ROWS: Mapping[str, tuple[str, str]] = {
-    "rotated": ("states-rotated", "as long as the target's own and at the same angles to one another, in other directions"),
+    "rotated": (
+        "states-rotated",
+        "as long as the target's own and at the same angles to one another, in other directions",
+    ),
     "zeros": ("states-zero", "zeros"),
     "repeated": ("states-repeated", "one row over and over"),
     "permuted": ("states-rows-shuffled", "the target's own in another order"),
@@ -42,14 +45,13 @@ def of_probes(
         *of_fused(probes.get("fused")),
         *of_said(probes.get("said")),
         *of_acceptance(probes.get("acceptance")),
-        *of_metrics(probes.get("metrics")),
+        *of_stops(probes),
+        *of_metrics(probes.get("metrics"), probes.get("stopped")),
     ]
     return found
 
 
-def of_faults(
-    probes: Json, facts: Json, num_layers: int, named: bool, repairs: Repairs | None
-) -> Iterator[Finding]:
+def of_faults(probes: Json, facts: Json, num_layers: int, named: bool, repairs: Repairs | None) -> Iterator[Finding]:
     """Facts that the engine runs otherwise than they were trained."""
     faults: dict[str, Any] = dict(probes.get("faults") or {})
     for fact, value in faults.items():
@@ -122,7 +124,9 @@ def _seen(fact: str, probes: Json, trained: Any) -> list[Evidence]:
         errors = [min((e for e in row if e is not None), default=None) for row in taps["error"]]
         return [
             Evidence("taps fed to fc", taps["observed"], taps["configured"], PROBE),
-            Evidence("relative error of each against its tap", errors, "rounding", "rows of the engine against the target's"),
+            Evidence(
+                "relative error of each against its tap", errors, "rounding", "rows of the engine against the target's"
+            ),
         ]
     if fact in ("token_shift", "position_step"):
         stage = probes["tokens" if fact == "token_shift" else "positions"] or {}
@@ -130,17 +134,35 @@ def _seen(fact: str, probes: Json, trained: Any) -> list[Evidence]:
     if fact == "feedback":
         stage = probes["feedback"] or {}
         return [Evidence("fed from depth 1 on", stage.get("fed"), trained, PROBE),
-                Evidence("relative error to it", (stage.get("errors") or {}).get(stage.get("fed")), "rounding", PROBE)]  # fmt: skip
+                Evidence("relative error to it", stage["errors"].get(stage.get("fed")), "rounding", PROBE)]  # fmt: skip
     if fact in ("fc_norm", "taps") and (fused := probes.get("fused")):
-        return [Evidence("what fc gave, relative error", [fused["error"], fused["matched_error"]], "as configured, as run", PROBE)]
-    if fact in ("head", "head_norm", "vocab_map") or (fact == "norm_gain" and not (probes.get("states") or {}).get("matched")):
+        return [
+            Evidence(
+                "what fc gave, relative error", [fused["error"], fused["matched_error"]], "as configured, as run", PROBE
+            )
+        ]
+    if fact in ("head", "head_norm", "vocab_map") or (
+        fact == "norm_gain" and not (probes.get("states") or {}).get("matched")
+    ):
         said = probes["said"] or {}
-        return [Evidence("norm, head: relative error; ids equal", [said.get("norm"), said.get("head"), said.get("ids")], "rounding", PROBE)]
+        return [
+            Evidence(
+                "norm, head: relative error; ids equal",
+                [said.get("norm"), said.get("head"), said.get("ids")],
+                "rounding",
+                PROBE,
+            )
+        ]
     states = probes.get("states") or {}
     before = max((d["error"] for d in states.get("depths", []) if d["error"] is not None), default=None)
     after = (states.get("matched") or {}).get("error")
     return [
-        Evidence("states, relative error as trained and as run", [before, after], "rounding", f"{PROBE}, {states.get('tried')} readings")
+        Evidence(
+            "states, relative error as trained and as run",
+            [before, after],
+            "rounding",
+            f"{PROBE}, {states.get('tried')} readings",
+        )
     ]
 
 
@@ -229,7 +251,10 @@ def of_rows(taps: Json | None) -> Iterator[Finding]:
             "likely",
             "The rows fed to fc are no tap of the target on this text.",
             evidence,
-            rivals=[Rival("target-differs", "hashes of the target's weights"), Rival("target-quantised", "its precision")],
+            rivals=[
+                Rival("target-differs", "hashes of the target's weights"),
+                Rival("target-quantised", "its precision"),
+            ],
         )
 
 
@@ -281,7 +306,16 @@ def of_acceptance(acceptance: Json | None) -> Iterator[Finding]:
     if not acceptance or acceptance["status"] != "differs":
         return
     more, fewer, rounds = (acceptance[k] for k in ("more", "fewer", "rounds"))
-    if more > fewer:
+    if acceptance["z"] is not None:
+        kept, likely = (sum(d[k] for d in acceptance["sampled"]) for k in ("kept", "likely"))
+        yield Finding(
+            "acceptance-faked" if acceptance["z"] > 0 else "flag-overridden",
+            "likely",
+            f"{kept} drafted tokens were kept; the target's own probabilities make {likely:.0f} likely.",
+            [Evidence("standard errors between the two", acceptance["z"], "within 4", PROBE)],
+            rivals=[Rival("draft-sampling-unset", "the engine's draft_sample_method; measure at temperature 0")],
+        )
+    elif more > fewer:
         yield Finding(
             "acceptance-faked",
             "fatal",
@@ -298,25 +332,59 @@ def of_acceptance(acceptance: Json | None) -> Iterator[Finding]:
         )
 
 
-def of_metrics(metrics: Json | None) -> Iterator[Finding]:
-    if not metrics or metrics["status"] != "differs":
+def of_stops(probes: Json) -> Iterator[Finding]:
+    stops = probes.get("stopped") or []
+    if not stops:
+        return
+    yield Finding(
+        "position-limit-short",
+        "likely",
+        f"In {len(stops)} texts the engine stopped drafting while the text went on, after position {min(stops)} to "
+        f"{max(stops)}.",
+        [Evidence("last position drafted from", sorted(stops)[:8], "the end of each text", PROBE)],
+    )
+
+
+def of_resolved(resolved: Json) -> Iterator[Finding]:
+    """What the engine says its own settings are."""
+    method = resolved.get("speculative.method")
+    if method is not None and method not in ("eagle3", "speculators"):
+        yield Finding(
+            "algorithm-eagle",
+            "fatal",
+            f"The engine runs {method!r}, which feeds the drafter no taps.",
+            [Evidence("speculative_config.method", method, "eagle3", "the engine's own configuration")],
+        )
+    rule = resolved.get("speculative.rejection_sample_method")
+    if rule == "synthetic":
+        yield Finding(
+            "acceptance-faked",
+            "fatal",
+            "The engine keeps drafted tokens by a set rate, not because the target agrees: its lengths and its text "
+            "mean nothing.",
+            [Evidence("rejection_sample_method", rule, "standard", "the engine's own configuration")],
+        )
+
+
+def of_metrics(metrics: Json | None, stops: Sequence[int] | None = None) -> Iterator[Finding]:
+    if not metrics or metrics["status"] != "differs" or stops:
         return
     counted, page = metrics["counted"], metrics["page"]
     evidence = [Evidence("rounds, accepted by depth", [page["rounds"], page["accepted"]],
-                         [counted["rounds"], counted["accepted"]], "metrics page; answers to our own requests")]  # fmt: skip
+                         [counted["rounds"], counted["accepted"]], "metrics page; our own requests")]  # fmt: skip
     if page["rounds"] > counted["rounds"]:
         yield Finding(
             "others-served",
             "note",
-            f"The engine counted {page['rounds']} rounds while ours had {counted['rounds']}: others used it at the same time.",
+            f"The engine counted {page['rounds']} rounds, ours had {counted['rounds']}: others used it too.",
             evidence,
         )
     else:
         yield Finding(
             "counts-inconsistent",
             "likely",
-            f"The metrics page counts {page['rounds']} rounds, {page['accepted']} kept by depth; {counted['rounds']} and "
-            f"{counted['accepted']} were seen.",
+            f"The metrics page counts {page['rounds']} rounds, {page['accepted']} kept by depth; {counted['rounds']} "
+            f"and {counted['accepted']} were seen.",
             evidence,
         )
 
@@ -325,8 +393,8 @@ def of_metrics(metrics: Json | None) -> Iterator[Finding]:
 
 
 def merged(live: Sequence[Finding], files: Sequence[Finding], engine: Sequence[Finding], proven: bool) -> list[Finding]:
-    """``live`` first; of ``files`` and ``engine`` what it does not say already. ``proven``: the engine was seen to draft as
-    the reference does, so what a table says it does wrong is a note."""
+    """``live`` first; of ``files`` and ``engine`` what it does not say already. ``proven``: the engine was seen to
+    draft as the reference does, so what a table says it does wrong is a note."""
     again = {f.cause for f in live}
     grave = [f for f in live if f.severity != "note"]
     spelled = {f.cause: f.fix for f in (*files, *engine) if f.fix}

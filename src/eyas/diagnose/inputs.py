@@ -135,8 +135,10 @@ def taps(reference: Reference) -> Taps | None:
     fed = reference.fed()
     columns: tuple[Any, ...] = (*range(reference.target.num_layers + 1), FINAL)
     if fed.shape[1] % D:
-        return Taps("differs", wanted, (None,), columns, [], [], [], f"rows of width {fed.shape[1]}, which {D} does not divide")
-    blocks = fed.split(D, dim=-1)
+        return Taps(
+            "differs", wanted, (None,), columns, [], [], [], f"rows of width {fed.shape[1]}, which {D} does not divide"
+        )
+    blocks = torch.split(fed, D, dim=-1)
     matrix = compare.tap_matrix(blocks, [reference.live(t) for t in columns])
     observed: list[Any] = []
     for row, best, margin in zip(matrix.error, matrix.best, matrix.margin, strict=True):
@@ -151,7 +153,15 @@ def taps(reference: Reference) -> Taps | None:
         kind, shift = _odd(blocks[observed.index(None)], wanted, observed.index(None), reference)
     status: Status = "equal" if kind == "equal" else "differs"
     return Taps(
-        status, wanted, tuple(observed), columns, matrix.cosine.tolist(), matrix.error.tolist(), list(matrix.margin), kind, shift
+        status,
+        wanted,
+        tuple(observed),
+        columns,
+        matrix.cosine.tolist(),
+        matrix.error.tolist(),
+        list(matrix.margin),
+        kind,
+        shift,
     )
 
 
@@ -237,13 +247,17 @@ def _fusings(reference: Reference, fed: Tensor) -> Iterator[tuple[dict[str, Any]
             yield {"fc_norm": value}, f"fc_norm {value}", other.fuse(fed)
     drafter = reference.drafter()
     assert drafter is not None
-    blocks = fed.split(reference.target.hidden_size, dim=-1)
+    blocks = torch.split(fed, reference.target.hidden_size, dim=-1)
     trained = tuple(reference.facts["taps"])
     if len(blocks) <= 4:
         for order in permutations(range(len(blocks))):
             if list(order) != sorted(order):
                 taps = tuple(trained[i] for i in order)
-                yield {"taps": taps}, f"fc's blocks in the order {order}", drafter.fuse(torch.cat([blocks[i] for i in order], -1))
+                yield (
+                    {"taps": taps},
+                    f"fc's blocks in the order {order}",
+                    drafter.fuse(torch.cat([blocks[i] for i in order], -1)),
+                )
     for i in range(len(blocks)):
         left = [torch.zeros_like(b) if j == i else b for j, b in enumerate(blocks)]
         taps = tuple(None if j == i else t for j, t in enumerate(trained))

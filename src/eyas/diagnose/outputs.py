@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eyas.diagnose import served
 from eyas.diagnose.inputs import AHEAD, Status, _short
 from eyas.diagnose.reference import Reference, error
-from eyas.diagnose.served import Served, kept
+from eyas.diagnose.served import Round, Served
 from eyas.engines.recording import Turn
 
 SAID = 512  # chains whose logits are looked at
@@ -177,8 +178,10 @@ class Drafted:
         return {"status": self.status, "depths": depths}
 
 
-def drafted(texts: Sequence[Served], chains: Sequence[Sequence[Sequence[int]]], ties: Sequence[Sequence[bool]]) -> Drafted:
-    """``chains`` are what the reference drafts in each round that drafts; where its two first choices are a tie (``ties``)
+def drafted(
+    texts: Sequence[Served], chains: Sequence[Sequence[Sequence[int]]], ties: Sequence[Sequence[bool]]
+) -> Drafted:
+    """``chains`` are what the reference drafts in each round that drafts; where its two first choices tie (``ties``)
     the round is left out."""
     K = max((r.turn.depths for t in texts for r in t.rounds), default=0)
     equal, n = [0] * K, [0] * K
@@ -201,31 +204,32 @@ def drafting(text: Served) -> list[tuple[Turn, int]]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Rounds whose kept tokens are the leading ones that the text itself has (``as_greedy``), more, or fewer."""
+    """Rounds whose kept tokens are the leading ones of the target's own (``as_greedy``), more, or fewer. Of a sampled
+    text instead, by depth, tokens ``kept`` of those reached and how many the target's own probabilities make likely;
+    ``z`` is how far the two are apart in standard errors."""
 
     status: Status
     rounds: int
-    as_greedy: int
-    more: int
-    fewer: int
+    as_greedy: int = 0
+    more: int = 0
+    fewer: int = 0
+    sampled: list[dict[str, Any]] = field(default_factory=list)
+    z: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"status": self.status, "rounds": self.rounds, "as_greedy": self.as_greedy, "more": self.more,
-                "fewer": self.fewer}  # fmt: skip
+                "fewer": self.fewer, "sampled": self.sampled,
+                "z": None if self.z is None else round(self.z, 2)}  # fmt: skip
 
 
 def acceptance(texts: Sequence[Served], truths: Sequence[np.ndarray]) -> Acceptance:
     """``truths`` [T] of each text: the target's own token after each position, -1 where it is not known."""
     same = more = fewer = 0
     for text, truth in zip(texts, truths, strict=True):
-        rounds = text.rounds
-        for now, after in zip(rounds, rounds[1:], strict=False):
-            if now.last < text.prompt - 1:
-                continue
-            kept = len(after.turn.token_ids) - 1
-            asked = [now.last + 1 + k for k in range(now.turn.depths)]
+        for now, kept in verified(text):
             right = 0
-            for at, token in zip(asked, now.turn.draft_ids.tolist(), strict=True):
+            for k, token in enumerate(now.turn.draft_ids.tolist()):
+                at = now.last + 1 + k
                 if at >= len(truth) or truth[at] < 0:
                     right = max(right, kept)  # past the text: nobody can tell
                     break
@@ -235,10 +239,61 @@ def acceptance(texts: Sequence[Served], truths: Sequence[np.ndarray]) -> Accepta
             same += kept == right
             more += kept > right
             fewer += kept < right
-    rounds_ = same + more + fewer
-    if not rounds_:
-        return Acceptance("not seen", 0, 0, 0, 0)
-    return Acceptance("equal" if same >= MOST * rounds_ else "differs", rounds_, same, more, fewer)
+    rounds = same + more + fewer
+    if not rounds:
+        return Acceptance("not seen", 0)
+    return Acceptance("equal" if same >= MOST * rounds else "differs", rounds, same, more, fewer)
+
+
+APART = 4.0  # standard errors
+
+
+@torch.no_grad()
+def sampled(reference: Reference, temperature: float) -> Acceptance:
+    """A drafted token that was not sampled is kept with the target's own probability of it (Leviathan and others 2023,
+    with a draft that puts all on one token): summed over the chains that came so far, against how many were kept."""
+    K = max((r.turn.depths for t in reference.texts for r in t.rounds), default=0)
+    reached, hits = np.zeros(K, int), np.zeros(K, int)
+    likely, spread = np.zeros(K), np.zeros(K)
+    rounds = 0
+    for i, text in enumerate(reference.texts):
+        states = reference.stock.states(i, (reference.target.num_layers,))
+        for now, kept in verified(text):
+            rounds += 1
+            ids = now.turn.draft_ids[: kept + 1]
+            rows = states[now.last + 1 : now.last + 1 + len(ids)]
+            ids = ids[: len(rows)]
+            logits = reference.target.logits(reference.target.norm(rows.to(reference.target.dtype))).float()
+            p = (logits / temperature).softmax(-1).gather(1, torch.from_numpy(ids)[:, None])[:, 0].numpy()
+            n = len(ids)
+            reached[:n] += 1
+            hits[:n] += np.arange(n) < kept
+            likely[:n] += p
+            spread[:n] += p * (1 - p)
+    if not rounds:
+        return Acceptance("not seen", 0)
+    z = float((hits.sum() - likely.sum()) / max(np.sqrt(spread.sum()), 1e-9))
+    table = [{"depth": k, "reached": int(reached[k]), "kept": int(hits[k]), "likely": round(float(likely[k]), 2)}
+             for k in range(K)]  # fmt: skip
+    return Acceptance("equal" if abs(z) <= APART else "differs", rounds, sampled=table, z=z)
+
+
+def verified(text: Served) -> Iterator[tuple[Round, int]]:
+    """Rounds whose draft a later pass shows to be kept so far."""
+    for now, after in zip(text.rounds, text.rounds[1:], strict=False):
+        if now.last >= text.prompt - 1:
+            yield now, len(after.turn.token_ids) - 1
+
+
+def stopped(texts: Sequence[Served]) -> list[int]:
+    """Slots after which nothing was drafted although the text goes on."""
+    found = []
+    for text in texts:
+        if text.rounds:
+            last = text.rounds[-1]
+            if last.last + 2 + last.turn.depths + 1 < len(text.ids):
+                found.append(last.last)
+    return found
 
 
 def counted(texts: Sequence[Served], draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +301,7 @@ def counted(texts: Sequence[Served], draft_tokens: int) -> tuple[np.ndarray, np.
     rounds = np.zeros(len(texts), dtype=np.int64)
     hits = np.zeros((len(texts), draft_tokens), dtype=np.int64)
     for i, text in enumerate(texts):
-        for _, own, shown in kept(text):
+        for _, own, shown in served.kept(text):
             rounds[i] += 1
             for k in range(min(own if shown < 0 else shown, draft_tokens)):
                 hits[i, k] += 1

@@ -56,7 +56,9 @@ def probe(
     said = outputs.said(reference, normed)
     heard("drafting the same rounds")
     drafted = _drafted(reference)
-    acceptance = outputs.acceptance(texts, _truths(reference)) if temperature == 0 else None
+    acceptance = (
+        outputs.acceptance(texts, _truths(reference)) if temperature == 0 else outputs.sampled(reference, temperature)
+    )
     faults = _faults(reference, tokens, positions, taps, fused, states, said, feedback)
     stages = {
         "passes": sum(len(t.rounds) for t in texts),
@@ -69,7 +71,8 @@ def probe(
                 ("said", said), ("feedback", feedback), ("drafted", drafted), ("acceptance", acceptance),
             )
         },
-        "metrics": metrics(observed, page),
+        "metrics": metrics(observed, page, len(texts)),
+        "stopped": outputs.stopped(texts),
     }  # fmt: skip
     return Probed(stages, faults)
 
@@ -142,14 +145,17 @@ def _truths(reference: Reference) -> list[Any]:
     return found
 
 
-def metrics(observed: Counted, page: Counters | None) -> dict[str, Any]:
+def metrics(observed: Counted, page: Counters | None, cut: int = 0) -> dict[str, Any]:
     """The engine's own counters against what was seen pass by pass."""
     counted = {"rounds": int(observed.rounds.sum()), "accepted": observed.hits.sum(0).tolist()}
     if page is None:
         return {"status": "not seen", "counted": counted, "page": None}
-    K = len(counted["accepted"])
-    told = {"rounds": page.rounds, "accepted": list(page.accepted[:K]), "generated": page.generated}
-    same = told["rounds"] == counted["rounds"] and told["accepted"] == counted["accepted"]
+    K = observed.hits.shape[1]
+    accepted = list(page.accepted[:K])
+    told = {"rounds": page.rounds, "accepted": accepted, "generated": page.generated}
+    # The page counts a request's last round whole though it was cut; what was kept of it past the text nobody saw.
+    off = [t - c for t, c in zip(accepted, observed.hits.sum(0).tolist(), strict=False)]
+    same = page.rounds == counted["rounds"] and len(accepted) == K and all(0 <= o <= cut for o in off)
     return {"status": "equal" if same else "differs", "counted": counted, "page": told}
 
 

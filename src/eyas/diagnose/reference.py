@@ -37,7 +37,7 @@ class Reference:
     stock: LiveStock
     texts: Sequence[Served]
     near: float
-    cache: dict[str, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     def drafter(self, **changes: Any) -> variants.parts.Altered | None:
         """The drafter as trained but for ``changes``."""
@@ -56,15 +56,13 @@ class Reference:
         """Rows [R, C*D] that the engine fed, of the chosen passes."""
         if "fed" not in self.cache:
             self.cache["fed"] = torch.from_numpy(
-                np.concatenate([self.texts[i].rounds[r].turn.taps for i, r in self.chosen])  # type: ignore[arg-type]
+                np.concatenate([self.texts[i].rounds[r].turn.taps for i, r in self.chosen])
             )
         rows: Tensor = self.cache["fed"]
         return rows
 
     def fused(self) -> Tensor:
-        return torch.from_numpy(
-            np.concatenate([self.texts[i].rounds[r].turn.fused for i, r in self.chosen])  # type: ignore[arg-type]
-        )
+        return torch.from_numpy(np.concatenate([self.texts[i].rounds[r].turn.fused for i, r in self.chosen]))
 
     def live(self, tap: Any) -> Tensor:
         """The same rows of a tap [R, D] of our own target."""
@@ -77,8 +75,8 @@ class Reference:
             found = torch.cat(rows)
             if tap == FINAL:
                 found = self.target.norm(found.to(self.target.device, self.target.dtype)).float().cpu()
-            self.cache["tap", tap] = found  # type: ignore[index]
-        got: Tensor = self.cache["tap", tap]  # type: ignore[index]
+            self.cache["tap", tap] = found
+        got: Tensor = self.cache["tap", tap]
         return got
 
 

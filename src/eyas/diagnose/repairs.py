@@ -30,8 +30,8 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Repairs:
-    """``as_is``: the reference with every fault that it can run; ``steps`` in the order worth most first; ``alone``: what
-    each fault costs if it is the only one."""
+    """``as_is``: the reference with every fault that it can run; ``steps`` worth most first; ``alone``: what each
+    fault costs if it is the only one."""
 
     as_is: Counted | None
     steps: list[Step]

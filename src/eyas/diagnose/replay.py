@@ -36,8 +36,8 @@ class Played:
 
 
 class Replay:
-    """One text. ``facts`` may hold what is no part of a drafter: ``cache`` "all", "own" (a slot sees no earlier pass)
-    or "kept" (what a draft left at a slot is not written over), and ``window``."""
+    """One text. ``facts`` may hold what is no part of a drafter: ``window``, and ``cache``: "all", "own" (a slot sees
+    no earlier pass), "zeros" (it sees zeros in place of them) or "kept" (what a draft left is not written over)."""
 
     def __init__(self, drafter: Drafter, facts: Facts, slots: int) -> None:
         self.drafter = drafter
@@ -71,6 +71,11 @@ class Replay:
         fresh = torch.isin(slots, written)
         if self.cache == "own" and depth == 0:
             self._held[:] = False
+        if self.cache == "zeros" and depth == 0:
+            for kept in (*self._keys, *self._values):
+                if kept is not None:
+                    kept.zero_()
+            self._held[: int(slots[0])] = True
         hidden = hidden[None]
         for layer in range(self.drafter.config.num_hidden_layers):
             residual, mixed = self.drafter.enter(hidden, tokens, layer)

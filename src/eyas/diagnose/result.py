@@ -83,5 +83,10 @@ def ruled_out(probes: Mapping[str, Any] | None) -> list[dict[str, str]]:
         if told.get("status") == "equal":
             for kind in KINDS.get(stage, ()):
                 found[kind] = f"{found[kind]}; {WHERE[stage]}" if kind in found else WHERE[stage]
-    bad = {kind for stage in STAGES if ((probes or {}).get(stage) or {}).get("status") == "differs" for kind in KINDS.get(stage, ())}
+    bad = {
+        kind
+        for stage in STAGES
+        if ((probes or {}).get(stage) or {}).get("status") == "differs"
+        for kind in KINDS.get(stage, ())
+    }
     return [{"kind": kind, "by": f"{where}: equal"} for kind, where in found.items() if kind not in bad]

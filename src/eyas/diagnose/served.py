@@ -70,10 +70,8 @@ def _one(answer: Answer, turns: Sequence[Turn]) -> Served:
     ids = np.array([*answer.prompt_ids, *answer.token_ids], dtype=np.int64)
     P = len(answer.prompt_ids)
     # Of a prompt whose beginning came from a cache only the rest is fed: its chunks end at the prompt's last slot.
-    chunks = 0
     fed = 0
     for turn in turns:
-        chunks += 1
         fed += len(turn.token_ids)
         if fed >= P or turn.rejected >= 0:
             break

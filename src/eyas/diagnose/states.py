@@ -47,7 +47,11 @@ class States:
         return {
             "status": self.status,
             "depths": [{"depth": k, "error": _short(e), "n": self.n} for k, e in enumerate(self.errors)],
-            "matched": {"facts": self.matched, "name": table.name_of(self.matched), "error": _short(max(self.matched_errors))}
+            "matched": {
+                "facts": self.matched,
+                "name": table.name_of(self.matched),
+                "error": _short(max(self.matched_errors)),
+            }
             if self.matched and self.matched_errors
             else None,
             "rivals": [table.name_of(r) for r in self.rivals],
@@ -56,7 +60,9 @@ class States:
         }
 
 
-def states(reference: Reference, fed: Mapping[str, Any], heard: Callable[[str], None] = lambda what: None) -> States | None:
+def states(
+    reference: Reference, fed: Mapping[str, Any], heard: Callable[[str], None] = lambda what: None
+) -> States | None:
     """``fed``: what the feedback was seen to be, which says in which form the engine's states were recorded."""
     if not any(r.turn.fused is not None for t in reference.texts for r in t.rounds):
         return None
@@ -115,7 +121,7 @@ def _changes(reference: Reference, at: Facts) -> Iterator[dict[str, Any]]:
     # What the files' own keys say where they are not how it was trained: an engine may have believed them.
     spelled = reference.cache.get("spelled") or {}
     yield from ({fact: value} for fact, value in spelled.items() if fact in TRIED and base.get(fact) != value)
-    yield from ({"cache": cache} for cache in ("all", "own", "kept") if base.get("cache", "all") != cache)
+    yield from ({"cache": cache} for cache in ("all", "own", "zeros", "kept") if base.get("cache", "all") != cache)
 
 
 def _errors(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -84,13 +85,16 @@ class Child:
     def last_words(self, lines: int = 12) -> list[str]:
         return last_words(self.log, lines)
 
+    def end(self) -> None:
+        end_group(self._process.pid, self._process)
+
     def close(self, *, keep_log: Path | None = None) -> None:
         """End it and all it started, then remove its folder; the log is kept at ``keep_log`` if asked."""
-        end_group(self._process.pid, self._process)
+        self.end()
         if keep_log is not None:
             with suppress(OSError):
                 keep_log.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(self.log, keep_log)
+                shutil.copyfile(self.log, keep_log)
         _remove(self.folder)
 
 

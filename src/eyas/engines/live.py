@@ -99,6 +99,10 @@ class Engine(Protocol):
         """Answers in the order of the prompts."""
         ...
 
+    def rendered(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...] | None:
+        """A chat as the engine's own template renders it; None where it does not tell."""
+        ...
+
     def probe(self, folder: Path, most_bytes: int) -> AbstractContextManager[Mapping[str, Any]]:
         """Record into ``folder`` (which exists, 0700) while inside; what is given is filled at the end."""
         ...

@@ -1,7 +1,7 @@
 """What a probe wrote, read back as data: the passes of each request, in order.
 
 The files come from another process, so nothing in them is believed: no pickle, bounded sizes, every shape checked.
-Letters: B requests of a pass, T rows, C*D tap width, H drafter width, K drafted tokens, N top logits kept, n rows of one
+Letters: B requests of a pass, T rows, C*D tap width, H drafter width, K drafted tokens, N top logits kept, n rows of a
 request.
 """
 
@@ -27,8 +27,8 @@ class Turn:
     drafted from there. ``taps`` and ``fused`` may be None: a probe near its limit leaves them out.
 
     token_ids [n], positions [n], taps [n, C*D], fused [n, H]; of each depth: ``fed_ids`` and ``fed_positions`` [K],
-    ``fed``, ``post``, ``pre`` [K, H], ``top_ids`` and ``top_logits`` [K, N]; ``draft_ids`` [K]. ``next_token`` is the one
-    that the target gave, ``rejected`` how many rows of the round before were (-1: not told).
+    ``fed``, ``post``, ``pre`` [K, H], ``top_ids`` and ``top_logits`` [K, N]; ``draft_ids`` [K]. ``next_token`` is what
+    the target gave, ``rejected`` how many rows of the round before were (-1: not told).
     """
 
     number: int
@@ -90,9 +90,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as kept:
             return {name: kept[name] for name in kept.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(
-            f"{path.name} cannot be read: {error}.", way_out="Record again; was the disk full?"
-        ) from error
+        raise InputError(f"{path.name} cannot be read: {error}.", way_out="Record again; was the disk full?") from error
 
 
 def _split(arrays: Mapping[str, np.ndarray], number: int) -> Iterator[tuple[str, Turn]]:

@@ -108,8 +108,8 @@ class Vllm:
         assert self._process is not None
         fault = EnvironmentFault(
             f"vLLM {what}. Its last words: {last_error(self._process.last_words(400))}",
-            way_out="The whole log is kept beside the result with --log FILE. `eyas show CHECKPOINT --engine vllm` says "
-            "what vLLM refuses in a drafter.",
+            way_out="The whole log is kept beside the result with --log FILE. `eyas show CHECKPOINT --engine vllm` "
+            "says what vLLM refuses in a drafter.",
         )
         return fault
 
@@ -196,12 +196,29 @@ class Vllm:
             return answer
         counts = after.since(before)
         return Answer(
-            answer.request, answer.prompt_ids, answer.token_ids, answer.finish_reason, seconds, counts.rounds, counts.accepted
+            answer.request,
+            answer.prompt_ids,
+            answer.token_ids,
+            answer.finish_reason,
+            seconds,
+            counts.rounds,
+            counts.accepted,
         )
 
     def _single(self) -> Counters | None:
         """Counters between two requests, where one at a time is asked."""
         return self.metrics()
+
+    def rendered(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...] | None:
+        """A chat as the engine's own template renders it, in token ids; None where it does not tell."""
+        body = {"model": self._model, "messages": list(messages), "add_generation_prompt": True}
+        try:
+            told = self._asker.ask("/tokenize", body, seconds=60.0)
+            ids = told["tokens"]
+        except (InputError, KeyError, TypeError):
+            return None
+        whole = isinstance(ids, list) and all(isinstance(t, int) for t in ids)
+        return tuple(ids) if whole else None
 
     def call(self, method: str, *args: str) -> dict[str, Any]:
         """A method of the probe, of the first worker; only on an engine of ours."""
@@ -233,6 +250,11 @@ class Vllm:
     def log(self) -> str:
         """What it wrote so far."""
         return "\n".join(self._process.last_words(100_000)) if self._process is not None else ""
+
+    def stop_engine(self) -> None:
+        """End a process of ours; its log stays until ``stop``."""
+        if self._process is not None:
+            self._process.end()
 
     def stop(self, keep_log: Path | None = None) -> None:
         self._asker.close()
