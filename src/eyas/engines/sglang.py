@@ -124,8 +124,9 @@ def _launch(
             words += [name] if value is None else [name, value]
     words += [word for word in flags if word not in _before(given.environment)]
     host, at = str(theirs.get(_HOST, LOOPBACK)), theirs.get(_PORT, port)
+    host = LOOPBACK if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     told = tuple(_told(theirs, ours, given.environment, depth))
-    return Launch(words, given.environment, f"http://{LOOPBACK if host == '0.0.0.0' else host}:{at}", told)
+    return Launch(words, given.environment, f"http://{host}:{at}", told)
 
 
 def _before(environment: Mapping[str, str]) -> set[str]:
