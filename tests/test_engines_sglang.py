@@ -24,6 +24,7 @@ from test_sglang_probe import runs
 WHEEL = os.environ.get("EYAS_SGLANG_WHEEL")
 wheel_only = pytest.mark.skipif(not WHEEL, reason="EYAS_SGLANG_WHEEL names no wheel")
 PYTHON = Path("/env/bin/python")
+DRAFT, ALGORITHM = "--speculative-draft-model-path", "--speculative-algorithm"
 
 SETTINGS = {
     "model_path": "/models/target", "served_model_name": "target", "dtype": "bfloat16",
@@ -91,8 +92,8 @@ def test_a_users_flags_win_and_stay_as_they_are() -> None:
     ("flags", "said"),
     [
         (("--model", "/other"), "--model-path /other among the flags takes the place of /t."),
-        (("--speculative-draft-model", "/e"), "--speculative-draft-model-path /e among the flags takes the place of /d"),
-        (("--speculative-algorithm", "EAGLE"), "--speculative-algorithm EAGLE among the flags takes the place of EAGLE3"),
+        (("--speculative-draft-model", "/e"), f"{DRAFT} /e among the flags takes the place of /d."),
+        ((ALGORITHM, "EAGLE"), f"{ALGORITHM} EAGLE among the flags takes the place of EAGLE3."),
         (("--port", "5"), "--port 5 among the flags takes the place of 31000."),
         (("--host", "0.0.0.0"), "--host 0.0.0.0 among the flags opens the engine to other machines."),
         (("--speculative-eagle-topk", "4"), "--speculative-eagle-topk 4 drafts a tree, of which nothing is recorded."),
@@ -106,7 +107,7 @@ def test_a_users_flags_win_and_stay_as_they_are() -> None:
 )  # fmt: skip
 def test_contradictions_are_told(flags: tuple[str, ...], said: str) -> None:
     made = sglang.launch(PYTHON, "/t", "/d", port=31000, draft_tokens=3, flags=flags)
-    assert [sentence.removesuffix(".") for sentence in made.told] == [said.removesuffix(".")]
+    assert made.told == (said,)
     assert made.command.count(flags[0]) == (0 if "=" in flags[0] else 1)
 
 
@@ -321,6 +322,10 @@ def test_the_names_of_older_releases() -> None:
         (with_meta(spec_num_correct_drafts=4), "4 drafts kept, but 3 in the histogram"),
         (with_meta(spec_num_proposed_drafts=2), "3 drafts kept, but 2 made"),
         (with_meta(spec_correct_drafts_histogram=[1, 1, 0], spec_num_correct_drafts=1), "at most 4 of 2 rounds"),
+        (
+            {"output_ids": list(range(7)), "meta_info": {**META, "completion_tokens": 7}},
+            "7 tokens, but at most 6 of 2 rounds",
+        ),
         (with_meta(spec_correct_drafts_histogram=[0, 1.5]), "no count"),
         (with_meta(spec_accept_length=float("nan")), "spec_accept_length is 'nan'"),
     ],
@@ -460,6 +465,8 @@ def test_states_as_the_wheel_lays_them_out() -> None:
     source = runs.Source(Path(str(WHEEL)))
     if of not in source.classes(file):
         of = next(iter(source.classes(file)))
+    if "_append_decode_hidden_states" not in runs.methods(source.classes(file)[of]):
+        pytest.skip("this release has no such method; how it lays states out is not known here")
     prefill, decode = (method(file, of, f"_append_{kind}_hidden_states", {}) for kind in ("prefill", "decode"))
     truth = torch.arange(9 * 6, dtype=torch.float32).reshape(9, 6)
     junk = torch.full((4, 6), -1.0)

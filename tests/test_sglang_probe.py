@@ -25,7 +25,7 @@ import torch
 
 import sglang_standins as small
 from eyas.engines import sglang
-from sglang_standins import DRAFTED, C, D, K, W
+from sglang_standins import DRAFTED, C, D, H, K, W
 
 ROOT = Path(__file__).parents[1]
 RECORDED = json.loads((ROOT / "tests" / "fixtures" / "engines" / "sglang-probe.json").read_text(encoding="utf-8"))
@@ -243,11 +243,39 @@ def test_requests_that_meet_later(engine: Started, tmp_path: Path) -> None:
 def test_an_unknown_request_is_left_out_and_said(engine: Started, tmp_path: Path) -> None:
     run = engine()
     run.prefill({"one": PROMPTS["one"], "two": PROMPTS["two"]})
-    run.draft(["one", "stranger"])
+    drafts = run.draft(["stranger", "two"])
     [kept] = written(tmp_path)
-    assert kept["requests"].tolist() == ["one"]
-    assert kept["draft_ids"].shape == (1, K)
-    assert json.loads((tmp_path / "passes" / "left-out.json").read_text()) == {"a request whose extend was not seen": 1}
+    assert kept["requests"].tolist() == ["two"]
+    np.testing.assert_array_equal(kept["draft_ids"], drafts.numpy()[1:])
+    np.testing.assert_array_equal(kept["depth_post"][1:], np.stack([logged(one, "post", [1]) for one in run.log[1:]]))
+    assert left_out(tmp_path) == {"a request whose extend was not seen": 1}
+
+
+def left_out(folder: Path) -> Any:
+    return json.loads((folder / "passes" / "left-out.json").read_text())
+
+
+def test_no_extend_is_drafted_from_twice(engine: Started, tmp_path: Path) -> None:
+    """Where the next extend ran unseen, in a graph, the rows of the one before are not its."""
+    run = engine()
+    run.prefill({"one": PROMPTS["one"]})
+    run.draft(["one"])
+    index = run.spec.topk_index
+    run.spec = SimpleNamespace(topk_p=torch.ones(1, 1), topk_index=index, hidden_states=torch.ones(1, H))
+    run.draft(["one"])
+    assert len(written(tmp_path)) == 1
+    assert left_out(tmp_path) == {"a request whose extend was not seen": 1}
+
+
+def test_a_pass_outside_the_wrapped_calls_is_not_looked_at(engine: Started, tmp_path: Path) -> None:
+    run = engine()
+    run.prefill(PROMPTS)
+    run.draft(["one", "two"])
+    states = torch.ones(1, H)
+    made = small.forward_batch(["x"], torch.tensor([1]), torch.tensor([0]), states, slice(None), "decode")
+    made.rids = 5  # would stop the recording
+    run.worker.draft_runner.forward(made)
+    assert not (tmp_path / "passes" / "stopped.json").exists()
 
 
 def test_a_tree_and_an_idle_rank_are_left_out(tmp_path: Path) -> None:
