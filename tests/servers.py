@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -62,8 +62,11 @@ class Server:
 
 
 @contextmanager
-def serving(answer: Answering, models: list[str] | None = None) -> Iterator[Server]:
-    """``answer`` is called for each chat request; ``models`` None is a server that does not list them."""
+def serving(
+    answer: Answering, models: list[str] | None = None, pages: Mapping[str, object] | None = None
+) -> Iterator[Server]:
+    """``answer`` is called for each chat request; ``models`` None is a server that does not list them. ``pages``:
+    bodies of other paths, or (status, body)."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -71,7 +74,10 @@ def serving(answer: Answering, models: list[str] | None = None) -> Iterator[Serv
 
         def do_GET(self) -> None:
             exchange = Exchange(self, None, 0)
-            if models is None:
+            page = (pages or {}).get(self.path)
+            if page is not None:
+                exchange.send(*(page if isinstance(page, tuple) else (200, page)))
+            elif models is None:
                 exchange.send(404, {"detail": "Not Found"})
             else:
                 exchange.send(200, {"object": "list", "data": [{"id": name} for name in models]})
