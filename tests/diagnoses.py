@@ -1,4 +1,4 @@
-"""Results of `eyas diagnose` as its JSON has them, made up but of the right shape: faulty, healthy, half seen, hostile."""
+"""Results of `eyas diagnose` as its JSON has them, made up: faulty, healthy, half seen, hostile."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ K = 4
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><!-- <img src=x onerror=alert(1)> {{7*7}} {% raw %} "
-    "\u2028\u2029 \u202egnp.exe \U0001f469\u200d\U0001f680 \ud83d & \"'`${1}` ]]> \x00\x1b[2J $\\frac{1}{2}$ [red]x[/red]"
+    "\u2028\u2029 \u202egnp.exe \U0001f469\u200d\U0001f680 \ud83d & \"'`${1}` ]]> \x00\x1b[2J $\\frac{1}{2}$ "
+    "[red]x[/red]"
 )
 
 TALK = (
     (
         "Why does the sky look blue?",
-        "Sunlight holds every colour. Air scatters short waves far more than long ones, so blue light reaches your eyes "
-        "from all sides of the sky.\n\nAt sunset the light crosses more air. Most of the blue is gone by then, and what "
-        "is left looks orange or red.",
+        "Sunlight holds every colour. Air scatters short waves far more than long ones, so blue light reaches your "
+        "eyes from all sides of the sky.\n\nAt sunset the light crosses more air. Most of the blue is gone by then, "
+        "and what is left looks orange or red.",
     ),
     (
         "Write a Python function that returns the n-th Fibonacci number.",
@@ -164,7 +165,8 @@ def tap_stage(configured: Sequence[int], read: Sequence[int]) -> Json:
         "status": "equal" if list(configured) == list(read) else "differs",
         "configured": list(configured), "observed": list(read), "taps": list(range(LAYERS)),
         "cosine": [[max(c, -1.0) for c in row] for row in cosine], "error": error,
-        "margin": [112.0, 131.5, 127.2], "kind": "taps-off-by-one" if list(configured) != list(read) else "as configured",
+        "margin": [112.0, 131.5, 127.2],
+        "kind": "as configured" if list(configured) == list(read) else "taps-off-by-one",
     }  # fmt: skip
 
 

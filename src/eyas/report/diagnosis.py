@@ -42,7 +42,6 @@ def diagnosis_page(result: Json) -> str:
         **_middle(shown),
         **_tail(shown),
         r=shown,
-        told=told_as,
         text=diagnosis_text,
         evidence=words.evidence,
         severity_colours=words.SEVERITY_COLOURS,
@@ -108,13 +107,13 @@ def _middle(result: Json) -> dict[str, Any]:
 
 _JOINT = "Kept this deep or deeper, of all rounds. Bars are 95 % intervals."
 _CONDITIONAL = (
-    "Kept, of the rounds that came this far. Low at depth 0 points to taps, vocabulary, norms or rotary; low only later, "
-    "to feedback."
+    "Kept, of the rounds that came this far. Low at depth 0 points to taps, vocabulary, norms or rotary; low only "
+    "later, to feedback."
 )
 _SLOTS = (
     "Each row is a slot of fc, each column a tap: the stronger the colour, the nearer is what the engine fed to what "
-    "the target has there (logarithm of the error, each row on its own scale). The ring is the configured tap, the cross "
-    "the observed one; both on one cell is as it should be."
+    "the target has there (logarithm of the error, each row on its own scale). The ring is the configured tap, the "
+    "cross the observed one; both on one cell is as it should be."
 )
 _REPAIRS = "Tokens a round after each repair, in the order to make them. The dashed line is what these files give."
 
@@ -122,6 +121,7 @@ _REPAIRS = "Tokens a round after each repair, in the order to make them. The das
 def _tail(result: Json) -> dict[str, Any]:
     return {
         "ruled_out": tables.ruled_out_table(result),
+        "findings": [told_as.whole(f) for f in result.get("findings") or []],
         "unseen": told_as.unseen(result),
         "numbers": tables.number_tables(result),
         "settings": tables.setting_table(result),

@@ -6,13 +6,14 @@ What was left out is said in ``page.left_out``. No text, list or table of the re
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
-from eyas.report import diagnosis_text, sweep
+from eyas.report import diagnosis_text, sweep, words
 from eyas.report.terminal import as_json
 
 Json = Mapping[str, Any]
@@ -24,6 +25,7 @@ TOKEN, PROMPT = 64, 2_000  # letters of one token, of one prompt
 # Letters of a text, entries of a list; tightened until the rest fits.
 _CAPS = ((2_000, 256), (600, 128), (200, 64), (80, 24), (40, 8))
 _DEEPEST = 12
+_KEYS = 48  # of one object, at the least: no object of the schema has as many, so only lists of settings lose any
 
 
 def bounded(result: Json) -> dict[str, Any]:
@@ -49,9 +51,7 @@ def bounded(result: Json) -> dict[str, Any]:
 def embedded(value: Json) -> Markup:
     """JSON for a ``<script>``: nothing in it can end the element, open a comment or break a line of a reader's."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup("".join(c if not 0xD800 <= ord(c) <= 0xDFFF else f"\\u{ord(c):04x}" for c in text))
+    return Markup(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def _only_shown(told: dict[str, Any]) -> list[str]:
@@ -62,6 +62,9 @@ def _only_shown(told: dict[str, Any]) -> list[str]:
     told["passes"] = [{**passes[0], "variants": kept}] if passes else []
     more = tried - len(kept)
     return [f"{more:,} readings of the sweep"] if more > 0 else []
+
+
+_UNSAFE = re.compile(f"[<>&]|{words.OBEYED.pattern}")
 
 
 @dataclass
@@ -77,9 +80,9 @@ class _Cutter:
             self.cuts += 1
             return None
         if isinstance(value, Mapping):
-            items = list(value.items())
-            self.cuts += max(0, len(items) - self.entries)
-            return {self._text(k): self.cut(v, depth + 1) for k, v in items[: self.entries]}
+            items, room = list(value.items()), max(self.entries, _KEYS)
+            self.cuts += max(0, len(items) - room)
+            return {self._text(k): self.cut(v, depth + 1) for k, v in items[:room]}
         if isinstance(value, list):
             self.cuts += max(0, len(value) - self.entries)
             return [self.cut(item, depth + 1) for item in value[: self.entries]]

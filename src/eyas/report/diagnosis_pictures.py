@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -16,7 +17,7 @@ from eyas.report.pictures import COLOURS, INK, STYLE, Line, Point, as_svg
 
 Json = Mapping[str, Any]
 SHOWN = 8  # repairs drawn
-_LETTERS = 34  # of a name beside a bar
+_LETTERS = 26  # of a name beside a bar
 
 
 def depth_picture(result: Json, which: str) -> str | None:
@@ -97,7 +98,7 @@ def repair_picture(result: Json) -> str | None:
         figure = Figure(figsize=(5.0, 0.9 + 0.36 * len(names)), layout="constrained")
         axes = figure.subplots()
         axes.barh([0], [start - 1], left=1, height=0.56, color=COLOURS[1])
-        for y, (before, after) in enumerate(zip(ends[:-1], ends[1:], strict=True), 1):
+        for y, (before, after) in enumerate(pairwise(ends), 1):
             axes.barh([y], [before - 1], left=1, height=0.56, color="#8a939c", alpha=0.28)
             axes.barh([y], [after - before], left=before, height=0.56, color=COLOURS[2])
         for y, end in enumerate(ends):

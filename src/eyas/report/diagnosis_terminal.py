@@ -1,4 +1,4 @@
-"""A diagnosis in the terminal: verdict and first finding, both sides by depth, where they part, repairs, what is left."""
+"""A diagnosis in the terminal: verdict, first finding, both sides by depth, where they part, repairs, the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_diagnosis(result: Json, console: Console) -> None:
     _stages(result, console)
     _repairs(result, console)
     _toggles(result, console)
-    terminal.print_findings([_whole(f) for f in result.get("findings") or []], console)
+    terminal.print_findings([told_as.whole(f) for f in result.get("findings") or []], console)
     _ruled_out(result, console)
     _unseen(result, console)
     _closing(result, console)
@@ -110,12 +110,6 @@ def _toggles(result: Json, console: Console) -> None:
         table.add_row(*(Text(words.plain(cell)) for cell in cells))
     console.print()
     console.print(table)
-
-
-def _whole(finding: Json) -> dict[str, Any]:
-    """With every key that a finding has, for a result that was cut or edited."""
-    blank: dict[str, Any] = {"kind": "–", "cause": "–", "severity": "note", "summary": "", "evidence": [], "fix": "–"}
-    return blank | {"rivals": []} | {key: value for key, value in finding.items() if value is not None}
 
 
 def _ruled_out(result: Json, console: Console) -> None:

@@ -26,11 +26,11 @@ def _shown(c: str) -> Markup:
 
 
 def _shapeless(c: str) -> bool:
-    """Controls, direction marks, joiners, line separators, blanks that are no plain blank, halves of pairs, unassigned."""
-    return not c.isascii() and unicodedata.category(c) in _SHAPELESS or c != " " and c.isascii() and not c.isprintable()
+    """Controls, direction marks, joiners, line separators, blanks that are no plain blank, halves of pairs."""
+    return c != " " and unicodedata.category(c) in _SHAPELESS
 
 
-_SHAPELESS = ("Cc", "Cf", "Zl", "Zp", "Zs", "Cs", "Cn", "Co")
+_SHAPELESS = ("Cc", "Cf", "Zl", "Zp", "Zs", "Cs", "Co")
 
 
 def as_said(text: str) -> Markup:
@@ -107,7 +107,7 @@ def rejected_rows(conversation: Json) -> list[tuple[str, str, Markup, Markup, st
 
 
 def row_html(row: tuple[str, str, Markup, Markup, str]) -> Markup:
-    return Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}").format(cell) for cell in row))
+    return Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row))
 
 
 def kept_of(conversation: Json) -> str:

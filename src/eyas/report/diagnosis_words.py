@@ -50,7 +50,7 @@ def title(result: Json) -> str:
 def headline(result: Json) -> str:
     """The verdict in one sentence: the gravest finding if there is one, else what the numbers say."""
     if first := next(iter(grave(result)), None):
-        return words.plain(first.get("summary") or first.get("cause"))
+        return words.plain(first["summary"] or first["cause"])
     theirs, ours = length(result.get("expected")), length(result.get("observed"))
     engine, verdict = engine_name(result), result.get("verdict")
     if verdict == "undecided":
@@ -66,20 +66,26 @@ def headline(result: Json) -> str:
 
 def doubt(result: Json) -> str | None:
     first = next(iter(grave(result)), None)
-    if not first or not first.get("rivals"):
+    if not first or not first["rivals"]:
         return None
     causes = ", ".join(str(r["cause"]) for r in first["rivals"])
     return words.plain(f"Not certain: {causes} {'is' if len(first['rivals']) == 1 else 'are'} not excluded.")
 
 
 def grave(result: Json) -> list[Json]:
-    return [f for f in result.get("findings") or [] if f.get("severity") != "note"]
+    return [f for f in map(whole, result.get("findings") or []) if f["severity"] != "note"]
+
+
+def whole(finding: Json) -> dict[str, Any]:
+    """With every key that a finding has, for a result that was cut or edited."""
+    blank: dict[str, Any] = {"kind": "–", "cause": "–", "severity": "note", "summary": "", "evidence": [], "fix": "–"}
+    return blank | {"rivals": []} | {key: value for key, value in finding.items() if value is not None}
 
 
 def fixes(result: Json) -> list[Json]:
     """Grave findings in the order to mend them: as the repairs have them, then the others."""
     order = {r.get("cause"): i for i, r in enumerate(result.get("repairs") or [])}
-    return sorted((f for f in grave(result) if f.get("fix")), key=lambda f: order.get(f.get("cause"), len(order)))
+    return sorted((f for f in grave(result) if f["fix"]), key=lambda f: order.get(f["cause"], len(order)))
 
 
 def length(side: Json | None) -> float | None:
@@ -125,7 +131,7 @@ def rate(depth: Json | None, which: str) -> str:
     if not value or value.get("rate") is None:
         return "–"
     interval = words.interval(value.get("low"), value.get("high"))
-    return f"{words.number(value['rate'])}\n{interval}\n{words.counts(value)}"
+    return f"{words.number(value['rate'])}\n{interval}\n{_of(value, 'hits', 'n', '').strip()}"
 
 
 def stages(result: Json) -> list[dict[str, Any]]:
@@ -297,8 +303,8 @@ def served_sentence(result: Json) -> str | None:
         f"{count(served.get('draft_tokens'))} drafted tokens a round."
     )
     texts = (
-        f" Answers: {count(served.get('equal'))} are the target's own greedy text, {count(served.get('near_ties'))} part "
-        f"from it at a near tie, {count(served.get('different'))} differ."
+        f" Answers: {count(served.get('equal'))} are the target's own greedy text, {count(served.get('near_ties'))} "
+        f"part from it at a near tie, {count(served.get('different'))} differ."
     )
     return words.plain(told + texts)
 

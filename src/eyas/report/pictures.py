@@ -108,6 +108,7 @@ def as_svg(figure: Any, alt: str) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # else every picture names its minute of birth
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's browser has the font
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # names too wide: drawn over the edge
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "#8a939c55")
