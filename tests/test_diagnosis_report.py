@@ -501,7 +501,11 @@ def test_any_one_key_may_be_missing(null: bool, monkeypatch: pytest.MonkeyPatch)
             continue
         cut = without(told, at, null=null)
         printed(cut)
-        diagnosis_page(cut)
+        with monkeypatch.context() as patch:
+            if at[0] not in ("repairs", "observed", "expected") and at[:2] != ("probes", "taps"):
+                patch.setattr(diagnosis_pictures, "slot_picture", lambda *_: None)
+                patch.setattr(diagnosis_pictures, "repair_picture", lambda *_: None)
+            diagnosis_page(cut)
         tried += 1
     assert tried > 60
 
