@@ -73,6 +73,7 @@ def _head(result: Json) -> dict[str, Any]:
         "verdict": verdict,
         "colour": words.COLOURS.get(verdict, ""),
         "headline": told_as.headline(result),
+        "also": told_as.also(result),
         "doubt": told_as.doubt(result),
         "meaning": words.MEANING.get(verdict, ""),
         "tiles": tables.tiles(result),

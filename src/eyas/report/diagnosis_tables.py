@@ -37,14 +37,15 @@ def tiles(result: Json) -> list[Tile]:
         below = _below(theirs["accept_length"], "what these files give")
         told.append(Tile("expected", words.number(told_as.length(theirs), 2), below))
     if gap.get("value") is not None:
-        told.append(Tile("gap", f"{gap['value']:.2f}", _below(gap, "lost each round"), "red" if _lost(gap) else ""))
+        what = "lost each round" if _lost(gap) else "not told from chance"
+        told.append(Tile("gap", f"{gap['value']:.2f}", _below(gap, what), "red" if _lost(gap) else ""))
         if gap.get("explained") is not None:
             told.append(Tile("explained", f"{gap['explained']:.2f}", "of the gap, by the repairs below"))
     return told
 
 
 def _lost(gap: Json) -> bool:
-    return gap.get("low") is not None and gap["low"] > 0.05
+    return gap.get("low") is not None and gap["low"] > 0
 
 
 def _below(value: Json, what: str) -> str:
@@ -187,7 +188,7 @@ def command(result: Json) -> str:
 def engine_facts(result: Json) -> dict[str, str]:
     engine = result.get("engine") or {}
     told = {"engine": told_as.engine_name(result), "runner": engine.get("runner"), "address": engine.get("url")}
-    told["seen"] = told_as.MODES.get(str(engine.get("mode")), engine.get("mode"))
+    told["state"] = told_as.MODES.get(str(engine.get("mode")), engine.get("mode"))
     return {key: str(value) for key, value in told.items() if value}
 
 

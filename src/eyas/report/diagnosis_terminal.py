@@ -37,6 +37,8 @@ def _verdict(result: Json, console: Console) -> None:
     console.print(Text.assemble((words.plain(verdict).upper(), f"bold {colour}"), "  ", words.MEANING.get(verdict, "")))
     console.print(Text(told_as.title(result), style="dim"))
     console.print(Text(told_as.headline(result), style="bold"))
+    for sentence in told_as.also(result):
+        console.print(Text(f"Also: {sentence}"))
     if doubt := told_as.doubt(result):
         console.print(Text(doubt, style="yellow"))
 

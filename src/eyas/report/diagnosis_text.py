@@ -74,12 +74,10 @@ def _drafted(token: Json, *, first: bool) -> Markup:
 
 
 def _own(text: str, place: str) -> Markup:
+    if not text:
+        return Markup("")
     note = Markup("<sup>{}</sup>").format(place) if place else ""
-    return (
-        _broken(Markup('<b title="the target\'s own">{}</b>{}').format(visible(text), note), text)
-        if text
-        else Markup("")
-    )
+    return _broken(Markup('<b title="the target\'s own">{}{}</b>').format(visible(text), note), text)
 
 
 def _broken(html: Markup, text: str) -> Markup:

@@ -64,6 +64,11 @@ def headline(result: Json) -> str:
     return words.MEANING.get(str(verdict), "There is no verdict.")
 
 
+def also(result: Json) -> list[str]:
+    """What the other grave findings say, for a line each under the headline."""
+    return [words.plain(f["summary"] or f["cause"]) for f in grave(result)[1:4]]
+
+
 def doubt(result: Json) -> str | None:
     first = next(iter(grave(result)), None)
     if not first or not first["rivals"]:
