@@ -158,8 +158,31 @@ def test_the_json_inside_is_read_by_the_browser_as_it_was_written(name: str, run
         assert f"{told[side]['accept_length']['value']:.2f}</dd>" in page.dom
 
 
-@pytest.mark.parametrize("width", [360, 768])
-@pytest.mark.parametrize("name", diagnoses.VARIANTS)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_fix_is_copied_or_at_least_selected(allowed: bool, run: Run, folder: Path) -> None:
+    """Where the clipboard is not allowed the text is selected, for the keyboard to copy."""
+    clipboard = (
+        "{writeText: function (text) { document.body.setAttribute('data-copied', JSON.stringify(text)); "
+        "return Promise.resolve(); }}"
+    )
+    script = (
+        f"<script>Object.defineProperty(navigator, 'clipboard', {{value: {clipboard if allowed else 'undefined'}}});"
+        "document.execCommand = function () { return false; };"
+        "var button = document.querySelector('button'); button.click(); setTimeout(function () {"
+        " document.body.setAttribute('data-chosen', "
+        "JSON.stringify([button.textContent, String(getSelection())])); }, 50);</script>"
+    )
+    page = edited(folder / "two_faults.html", lambda html: without_policy(html) + script, f"copy-{allowed}.html")
+    done = opened(run, page, "--virtual-time-budget=1000")
+    fix = diagnoses.two_faults()["findings"][0]["fix"]
+    if allowed:
+        assert done.attribute("data-copied") == fix
+        assert done.attribute("data-chosen") == ["Copied", ""]
+    else:
+        assert done.attribute("data-chosen") == ["Selected: press Ctrl+C", fix]
+
+
+@pytest.mark.parametrize(("name", "width"), [*((name, 360) for name in diagnoses.VARIANTS), ("two_faults", 768)])
 def test_fits_a_narrow_window(name: str, width: int, run: Run, folder: Path) -> None:
     """A frame, since a window of the browser has a least width of its own."""
     inner = edited(folder / f"{name}.html", lambda html: without_policy(html) + MEASURE, f"m-{name}.html")
