@@ -120,16 +120,16 @@ def _one_drafter(result: Json, *, alone: bool) -> list[Section]:
     if alone:
         sections.append(_pictures([result]))
     sections += [
-        _sweep(result),
+        sweep_section(result),
         Section("Findings", paragraphs=() if result["findings"] else ("None.",), findings=result["findings"]),
         Section("Not checked", paragraphs=missing or ("Nothing was left out.",)),
-        Section("Numbers", tables=[table for table in (_depths(result), _lengths(result)) if table.rows]),
+        Section("Numbers", tables=[table for table in (depth_table(result), length_table(result)) if table.rows]),
         Section("How this was made", facts=_facts(result)),
     ]
     return [s for s in sections if s.verdict or s.paragraphs or s.pictures or s.tables or s.findings or s.facts]
 
 
-def _sweep(result: Json) -> Section:
+def sweep_section(result: Json) -> Section:
     told = sweep.told(result)
     if told is None:
         return Section("Other readings")
@@ -163,7 +163,7 @@ def _missing(left_out: Json) -> str:
     return f"{left_out['what']}{' (needed for a verdict)' if left_out.get('needed') else ''}: {left_out['why']}"
 
 
-def _depths(result: Json) -> Table:
+def depth_table(result: Json) -> Table:
     rows = []
     for name, key in (("teacher-forced", "teacher_forced"), ("walk", "walk")):
         for depth in (result["curves"].get(key) or {"depths": []})["depths"]:
@@ -179,7 +179,7 @@ def _depths(result: Json) -> Table:
     return Table("Rates with 95 % intervals over records.", head, rows)
 
 
-def _lengths(result: Json) -> Table:
+def length_table(result: Json) -> Table:
     rows = [
         [
             str(length["draft_tokens"]),

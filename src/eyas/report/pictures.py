@@ -20,24 +20,24 @@ from eyas.report import words
 # Readable on white and on near-black, and told apart by the colour-blind (markers differ as well).
 COLOURS = ("#2f7fd1", "#d1662f", "#2f9e6e", "#a567c7", "#b08a1e", "#d0608f")
 MARKERS = "osD^vP"
-_INK, _GRID = "#010203", "#040506"  # stand-ins, replaced by the page's own colours
+INK, GRID = "#010203", "#040506"  # stand-ins, replaced by the page's own colours
 
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none",  # letters stay letters: small, searchable, in the page's font
     "svg.hashsalt": "eyas",  # the same picture is the same text
     "text.parse_math": False,  # names come from outside; a dollar sign is a dollar sign
     "font.family": "sans-serif",
     "font.size": 9,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
@@ -68,13 +68,13 @@ def draw(
     level: tuple[float, str] | None = None,
 ) -> str:
     """Lines with their intervals; ``level`` is a dashed line to compare with."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.8, 3.2), layout="constrained")
         axes = figure.subplots()
         for index, line in enumerate(lines):
             _draw_line(axes, line, index, nudge=0.04 * (index - (len(lines) - 1) / 2) if whole_x else 0.0)
         if level is not None:
-            axes.axhline(level[0], color=_INK, linewidth=0.9, linestyle=(0, (4, 3)), label=level[1])
+            axes.axhline(level[0], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label=level[1])
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.set_ylim(*y_range)
@@ -82,7 +82,7 @@ def draw(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if lines or level:
             figure.legend(loc="outside upper left")  # never over the lines
-        return _svg(figure, alt)
+        return as_svg(figure, alt)
 
 
 def _draw_line(axes: Any, line: Line, index: int, nudge: float) -> None:
@@ -103,14 +103,15 @@ def _draw_line(axes: Any, line: Line, index: int, nudge: float) -> None:
     axes.vlines(xs, [p.low for p in spread], [p.high for p in spread], color=colour, linewidth=1.2)
 
 
-def _svg(figure: Any, alt: str) -> str:
+def as_svg(figure: Any, alt: str) -> str:
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # else every picture names its minute of birth
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's browser has the font
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # names too wide: drawn over the edge
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor").replace(_GRID, "#8a939c55")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "#8a939c55")
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)  # the page sets the size
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1).strip()
@@ -201,21 +202,21 @@ def _told(lines: Sequence[Line]) -> str:
 
 def bars_picture(names: Sequence[str], values: Sequence[tuple[float, float | None, float | None]], label: str) -> str:
     """A dot a name with its interval, best on top, zero marked."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 0.5 + 0.32 * len(names)), layout="constrained")
         axes = figure.subplots()
         for row, (value, low, high) in enumerate(values):
             if low is not None and high is not None:
                 axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=1.6)
             axes.plot([value], [row], "o", color=COLOURS[0], markersize=5)
-        axes.axvline(0.0, color=_INK, linewidth=0.8)
+        axes.axvline(0.0, color=INK, linewidth=0.8)
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)  # best on top, no dot cut in half
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(label)
         told = ", ".join(f"{value:+.2f} by {name}" for name, (value, _, _) in zip(names, values, strict=True))
-        return _svg(figure, f"Tokens a round gained by other readings: {told}.")
+        return as_svg(figure, f"Tokens a round gained by other readings: {told}.")
 
 
 def matrix_picture(
@@ -223,7 +224,7 @@ def matrix_picture(
 ) -> str:
     """Cells darker where the value is higher, each row on its own scale; a ring where it is configured, a cross on the
     best."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 0.7 + 0.4 * len(rows)), layout="constrained")
         axes = figure.subplots()
         axes.grid(visible=False)
@@ -232,11 +233,12 @@ def matrix_picture(
             low, high = (min(known), max(known)) if known else (0.0, 1.0)
             for x, value in enumerate(row):
                 strength = 0.0 if value is None or high == low else (value - low) / (high - low)
-                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[0], alpha=0.06 + 0.9 * strength**2))
+                alpha = 0.06 + 0.9 * strength**2
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[0], alpha=alpha, linewidth=0))
                 if value is not None and value == high:
-                    axes.plot([x], [y], "x", color=_INK, markersize=6)
+                    axes.plot([x], [y], "x", color=INK, markersize=6)
             if configured[y] in columns:
-                axes.plot([columns.index(configured[y])], [y], "o", color=_INK, fillstyle="none", markersize=11)
+                axes.plot([columns.index(configured[y])], [y], "o", color=INK, fillstyle="none", markersize=11)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         step = max(1, -(-len(columns) // 16))  # at most 16 numbers fit
@@ -244,7 +246,7 @@ def matrix_picture(
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xlabel("tap")
         told = "; ".join(map(_best_told, rows, [columns] * len(rows), values, configured))
-        return _svg(figure, f"How likely each tap in each slot makes the truth. {told}.")
+        return as_svg(figure, f"How likely each tap in each slot makes the truth. {told}.")
 
 
 def _best_told(row: str, columns: Sequence[str], values: Sequence[float | None], configured: str) -> str:

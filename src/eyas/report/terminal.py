@@ -129,16 +129,16 @@ def print_findings(findings: Sequence[Json], console: Console) -> None:
         head = (
             (f"{finding['severity']}  ", colour),
             (words.plain(finding["cause"]), "bold"),
-            f" ({finding['kind']})",
+            f" ({words.plain(finding['kind'])})",
         )
         console.print(Text.assemble("  ", *head))
-        _indented(console, words.plain(finding["summary"]))
+        indented(console, words.plain(finding["summary"]))
         for piece in finding["evidence"]:
-            _indented(console, "evidence: " + words.evidence(piece), "dim")
-        _indented(console, "fix: " + words.plain(finding["fix"]), "green")
+            indented(console, "evidence: " + words.evidence(piece), "dim")
+        indented(console, "fix: " + words.plain(finding["fix"]), "green")
         for rival in finding["rivals"]:
             told = f"not excluded: {rival['cause']}; {rival['would_separate']} would tell"
-            _indented(console, words.plain(told), "dim")
+            indented(console, words.plain(told), "dim")
 
 
 def _not_checked(not_checked: Sequence[Json], console: Console) -> None:
@@ -148,7 +148,7 @@ def _not_checked(not_checked: Sequence[Json], console: Console) -> None:
     console.print(Text("Not checked", style="bold"))
     for left_out in not_checked:
         needed = "needed for a verdict: " if left_out.get("needed") else ""
-        _indented(console, words.plain(f"{left_out['what']}: {needed}{left_out['why']}"))
+        indented(console, words.plain(f"{left_out['what']}: {needed}{left_out['why']}"))
 
 
 def _closing(result: Json, console: Console) -> None:
@@ -156,6 +156,6 @@ def _closing(result: Json, console: Console) -> None:
     console.print(Text(f"eyas {result['eyas']}, {result['seconds']:.1f} s", style="dim"))
 
 
-def _indented(console: Console, text: str, style: str = "") -> None:
+def indented(console: Console, text: str, style: str = "") -> None:
     """Wrapped lines stay under their heading; ``Text`` because outside names may look like markup."""
     console.print(Padding(Text(text, style=style), (0, 0, 0, 4), expand=False))

@@ -27,9 +27,14 @@ TRUTH: dict[str, str] = {
 }
 
 
+# Controls; halves of surrogate pairs, which no file can hold; marks that break lines or turn the direction of what
+# follows.
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def plain(value: object) -> str:
-    """Text from outside (names, logs) without control characters, which a terminal would obey."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", str(value))
+    """Text from outside (names, logs) without control characters, which a terminal or a browser would obey."""
+    return OBEYED.sub("\N{REPLACEMENT CHARACTER}", str(value))
 
 
 def number(value: float | None, digits: int = 3) -> str:
