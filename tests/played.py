@@ -16,9 +16,9 @@ from torch import Tensor
 
 from eyas import taps
 from eyas.decode.chain import Chain
-from eyas.decode.plain import plain
 from eyas.engines.live import Answer
 from eyas.engines.recording import Turn
+from eyas.records import Record
 from eyas.target import Target
 from eyas.variants import Facts, Parts, build
 
@@ -68,16 +68,18 @@ class Engine(Chain):
 
 
 def play(
-    target: Target, parts: Parts, prompts: Sequence[Sequence[int]], tokens: int, draft_tokens: int, faults: Faults
+    target: Target, parts: Parts, texts: Sequence[Record], tokens: int, draft_tokens: int, faults: Faults
 ) -> tuple[list[Answer], dict[str, list[Turn]]]:
+    """``texts`` are the target's own; of each answer ``tokens`` are served."""
     drafter = build(parts, faults.facts)
     assert drafter is not None
     answers, turns = [], {}
-    for number, prompt in enumerate(prompts):
+    for number, record in enumerate(texts):
         name = f"r{number}"
-        said = list(plain(target, list(prompt), max_new_tokens=tokens + draft_tokens + 1))
-        answers.append(Answer(name, tuple(prompt), tuple(said[:tokens]), "length", 0.0))
-        turns[name] = list(_turns(target, drafter, [*prompt, *said], len(prompt), tokens, draft_tokens, faults))
+        ids, prompt = record.input_ids.tolist(), record.seq_len - record.n_response_tokens
+        assert record.n_response_tokens >= tokens + draft_tokens + 1, "the text must go on past what is served"
+        answers.append(Answer(name, tuple(ids[:prompt]), tuple(ids[prompt : prompt + tokens]), "length", 0.0))
+        turns[name] = list(_turns(target, drafter, ids, prompt, tokens, draft_tokens, faults))
     return answers, turns
 
 
