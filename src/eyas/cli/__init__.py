@@ -8,7 +8,22 @@ import traceback
 
 import typer
 
-from eyas.cli import bench, capture, check, common, demo, export, generate, prepare, read, records, show, target, train
+from eyas.cli import (
+    bench,
+    capture,
+    check,
+    common,
+    demo,
+    export,
+    generate,
+    prepare,
+    read,
+    records,
+    show,
+    target,
+    train,
+    watch,
+)
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -29,6 +44,7 @@ for module, verb in (
     (show, "show"),
     (export, "export"),
     (read, "read"),
+    (watch, "watch"),
     (generate, "generate"),
     (bench, "bench"),
     (demo, "demo"),
