@@ -74,7 +74,7 @@ def of_drafter(folder: Path) -> Expected:
     lengths = _lengths(told)
     if not any(lengths):
         raise CheckpointError(f"{path} has no walk with intervals.", way_out="Pass --expect instead.")
-    return Expected(str(path), lengths, _joint(told))
+    return Expected(f"{FILE} of {folder.resolve().name}", lengths, _joint(told))
 
 
 def _lengths(told: Any) -> tuple[Length | None, ...]:

@@ -117,13 +117,15 @@ def drift(first: Sums, newest: Sums, draft_tokens: int | None, per_hour: float |
     summary = (
         f"Accept length sank from {first.length:.2f} in the first window to {newest.length:.2f}: by {gap.value:.2f} "
         f"({gap.low:.2f} to {gap.high:.2f}{slope}). "
-        + ("No other text does that." if beyond else "Other text can do that too: a restart tells them apart.")
+        + (
+            "That is more than other text is taken to cost."
+            if beyond
+            else "Other text can do that too: a restart tells them apart."
+        )
     )
     evidence = (
         Evidence("accept length", round(newest.length, 3), round(first.length, 3), f"{where}, {_rounds(newest)}"),
-        Evidence(
-            "first minus newest", _rounded(gap), f"at most {LEAST_DRIFT * kept:.3f}", f"99.99 %; {_method(newest)}"
-        ),
+        Evidence("first minus newest", _rounded(gap), f"at most {LEAST_DRIFT * kept:.3f}", _method(newest)),
     )
     return Said(DRIFT, True, gap.value, Finding(DRIFT, "likely", summary, evidence, rivals=_OTHER), gap=gap)
 

@@ -21,7 +21,7 @@ RECENT = 120  # intervals that are shown
 
 @dataclass(frozen=True)
 class Interval:
-    """``at`` and ``seconds``: when it ended and how long it was. ``means``: no counts, and ``length`` if there was one."""
+    """``at`` and ``seconds``: when it ended, how long it was. ``means``: no counts, and ``length`` if there was one."""
 
     at: float
     seconds: float

@@ -27,6 +27,7 @@ from eyas.watch.sums import RECENT, Interval, Newest, Sums, Trend, copied
 REASONS = (reasons.DRIFT, reasons.FALLS_SHORT, reasons.IDLE, reasons.CONTRADICT)
 EVENTS, RUNS = 100, 20
 RECOVERED = 0.5
+LEAST_UPTIME = 600.0  # seconds that a slope an hour needs
 TURNS, AMONG = 3, 10  # restarts among so many readings: no engine does that, a balancer does
 Kind = Literal["restart", "down", "up", "warning", "note", "cleared"]
 
@@ -171,6 +172,10 @@ class Watcher:
     def first_is_whole(self) -> bool:
         return self.first.intervals >= self.window and (self.first.unknown > 0 or self.first.rounds >= MIN_ROUNDS)
 
+    def per_hour(self) -> float | None:
+        """Slope of the length over uptime; None before there is enough of that."""
+        return self.trend.per_hour() if self.at - self._since >= LEAST_UPTIME else None
+
     @property
     def draft_tokens(self) -> int | None:
         return None if self._last is None else self._last.draft_tokens
@@ -198,7 +203,7 @@ class Watcher:
     def _drift(self) -> Said:
         if not self.first_is_whole or self._after < self.window:
             return Said(reasons.DRIFT, None, why_not="there are not two windows yet")
-        slope = self.trend.per_hour()
+        slope = self.per_hour()
         return reasons.drift(self.first, self.newest.sums, self.draft_tokens, slope, self.where)
 
     def _against(self) -> Said:
@@ -280,7 +285,7 @@ class Watcher:
             "interval": self.recent[-1].to_json() if self.recent else None,
             "expected": None if expected is None else _expectation(expected, length, self.draft_tokens),
             "drift": drift.gap.to_json() if drift and drift.gap else None,
-            "per_hour": self.trend.per_hour(),
+            "per_hour": self.per_hour(),
             "trend": self.trend.to_json(),
             "intervals": [one.to_json() for one in self.recent],
             "runs": list(self.runs),

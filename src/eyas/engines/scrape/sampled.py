@@ -129,7 +129,7 @@ def _chain(gauged: Mapping[str, Mapping[str, float]]) -> int | None:
 def refuse_llama_cpp(body: bytes, where: str) -> None:
     if b"\nllamacpp:" in body and b"\nvllm:" not in body:
         raise InputError(
-            f"{where} is llama.cpp's, whose metrics page says nothing of drafts.",
+            f"{where} is llama.cpp's, whose metrics page has no rounds.",
             way_out="It counts them in its log: give that to `eyas read`.",
         )
 
