@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -10,10 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -33,6 +34,15 @@ FAST = ("--every", "0.05")
 
 def page(text: str) -> sampled.Sampled:
     return sampled.page(text.encode(), "page")
+
+
+def reading(vllm: Vllm) -> sampled.Sampled:
+    """The same as of its page, without the cost of text."""
+    values = {"drafts": vllm.rounds, "draft_tokens": vllm.drafted, "accepted_tokens": vllm.accepted}
+    counters = {(name, frozenset[tuple[str, str]]()): value for name, value in values.items()}
+    for k, hit in enumerate(vllm.hits):
+        counters["accepted_tokens_per_pos", frozenset({("position", str(k))})] = hit
+    return sampled.Sampled("vllm", counters, draft_tokens=len(vllm.hits), running=float(vllm.running))
 
 
 def watcher(*, window: int = 5, expect: float | None = None) -> Watcher:
@@ -134,10 +144,11 @@ def test_a_slow_sinking_is_seen_with_its_slope() -> None:
 def test_a_healthy_day_is_quiet() -> None:
     """5,760 looks at text whose difficulty wanders from interval to interval."""
     for seed in range(3):
-        one, vllm = watcher(window=20, expect=2.4), Vllm(seed)
-        rates = [0.7 + vllm.random.gauss(0, 0.02) for _ in range(5760)]
-        assert kinds(played(one, vllm, rates, rounds=400)) == [], seed
-        assert causes(one.findings()) == {"observed-exceeds": "note"} or not one.standing
+        one, vllm = watcher(window=20, expect=2.53), Vllm(seed)
+        for i in range(5761):
+            vllm.play(600, 0.7 + vllm.random.gauss(0, 0.02))
+            assert kinds(one.take(reading(vllm), 15.0 * i)) == [], (seed, i)
+        assert causes(one.findings()) == {"observed-agrees": "note"}
 
 
 def test_few_rounds_never_warn() -> None:
@@ -242,8 +253,9 @@ def test_waiting_grows_while_nobody_answers() -> None:
 
 
 def test_what_was_asked_for_is_a_warning_and_the_records_of_a_drafter_are_not() -> None:
-    one = watcher(expect=2.8)
-    assert kinds(played(one, Vllm(), [0.7] * 20)) == ["warning"]
+    one = watcher(expect=3.2)
+    assert kinds(played(one, Vllm(), [0.7] * 8)) == []  # not before a whole window of looks says so
+    assert kinds(played(one, Vllm(), [0.7] * 20)) == ["restart", "warning"]
     assert causes(one.findings()) == {"engine-falls-short": "likely"}
     curve = expected.Expected("curve", tuple(expected.Length(v, v - 0.05, v + 0.05) for v in (1.6, 2.2, 2.9)))
     other = Watcher("page", window=5, every=15.0, expected=curve)
@@ -254,7 +266,9 @@ def test_what_was_asked_for_is_a_warning_and_the_records_of_a_drafter_are_not() 
     assert kinds(played(grave, Vllm(), [0.2] * 40)) == ["warning"]
 
 
-@pytest.mark.parametrize(("expect", "cause"), [(2.53, "observed-agrees"), (2.0, "observed-exceeds")])
+@pytest.mark.parametrize(
+    ("expect", "cause"), [(2.53, "observed-agrees"), (2.6, "observed-agrees"), (2.0, "observed-exceeds")]
+)
 def test_no_warning_where_it_reaches_what_is_expected(expect: float, cause: str) -> None:
     one = watcher(expect=expect)
     assert kinds(played(one, Vllm(), [0.7] * 20)) == []
@@ -404,31 +418,38 @@ def test_a_page_of_sglang_that_contradicts_itself_three_times(capsys: Capture) -
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
+def held(root: object) -> int:
+    """Bytes of everything that hangs on an object, code and modules left out."""
+    seen: dict[int, object] = {}
+    left = [root]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType | BuiltinFunctionType):
+            continue
+        seen[id(one)] = one
+        left += gc.get_referents(one)
+    return sum(map(sys.getsizeof, seen.values()))
+
+
 def test_a_hundred_thousand_intervals_take_no_more_than_a_thousand() -> None:
+    """27 hours at a second, with outages and restarts."""
     one, vllm = watcher(window=20, expect=2.5), Vllm()
-    base = page(vllm.page())
-    one.take(base, 0.0)
     sizes: list[int] = []
-    tracemalloc.start()
-    try:
-        for i in range(1, 100_001):
-            vllm.play(300, 0.7)
-            values = {"drafts": vllm.rounds, "draft_tokens": vllm.drafted, "accepted_tokens": vllm.accepted}
-            counters = {
-                key: values[key[0]] if key[0] in values else vllm.hits[int(dict(key[1])["position"])]
-                for key in base.counters
-            }
-            one.take(sampled.Sampled("vllm", counters, base.created, {}, 3, 1.0), float(i))
-            if i in (1000, 100_000):
-                one.told()
-                sizes.append(tracemalloc.get_traced_memory()[0])
-    finally:
-        tracemalloc.stop()
-    assert sizes[1] < sizes[0] + 50_000, sizes
+    for i in range(100_001):
+        if i % 5000 == 4999:
+            vllm.rounds = vllm.drafted = vllm.accepted = 0
+            vllm.hits = [0] * len(vllm.hits)
+        if i % 1000 == 17:
+            one.down(float(i), "away")
+        one.take(reading(vllm.play(1000, 0.7)), float(i))
+        if i in (4000, 100_000):
+            assert one.told()["rounds"] > 1000 * (i - 25)
+            sizes.append(held(one))
+    assert sizes[1] < sizes[0] + 60_000, sizes  # the events and runs that are kept
     told = one.told()
-    assert told["rounds"] == 30_000_000
+    assert (told["restarts"], told["outages"]) == (20, 100)
+    assert len(told["events"]) == 100
     assert len(told["trend"]) <= BINS
-    assert sum(bin["rounds"] for bin in told["trend"]) == 30_000_000
     assert told["standing"] == []
 
 

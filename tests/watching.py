@@ -40,9 +40,7 @@ class Vllm:
         before = rounds
         self.rounds, self.drafted = self.rounds + rounds, self.drafted + K * rounds
         for k in range(K):
-            before = (
-                sum(self.random.random() < rate for _ in range(before)) if before < 200 else self._many(before, rate)
-            )
+            before = self._hits(before, rate)
             self.hits[k] += before
             self.accepted += before
         return self

@@ -9,7 +9,7 @@ second. The level is ALPHA, not 5 %: a day has thousands of looks, and at 5 % so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,9 +23,10 @@ from eyas.watch.expected import Expected
 from eyas.watch.sums import Interval, Sums
 
 DRIFT, FALLS_SHORT, IDLE, CONTRADICT = "cache-drift", "engine-falls-short", "speculation-idle", "counts-inconsistent"
+GAUGES = ("counts-inconsistent", "bonus-dropped")  # what the reader of a page of SGLang finds wrong with it
 ALPHA = 1e-4
 Z = float(norm.ppf(1 - ALPHA / 2))
-LEAST_DRIFT = 0.05  # share of the drafted tokens kept; a smaller loss is worth no restart
+LEAST = 0.1  # share of the drafted tokens kept; losing less is worth no restart and no warning
 OTHER_TEXT = 0.5  # text of another kind may cost up to this share, as in a check; more is no text's doing
 CONTRADICTION = 0.01  # counters that are written while they are read may be a step apart
 ALIKE, ALL_KEPT = 20, 1000  # readings that never differ, rounds that keep every token: no text does that
@@ -104,16 +105,18 @@ def too_few(sums: Sums) -> str | None:
 # -- reasons --------------------------------------------------------------------------------------------------
 
 
-def drift(first: Sums, newest: Sums, draft_tokens: int | None, per_hour: float | None, where: str) -> Said:
+def drift(
+    first: Sums, newest: Sums, draft_tokens: int | None, per_hour: Callable[[], float | None], where: str
+) -> Said:
     """The newest window against the first."""
     gap, why = _gap(first, newest, draft_tokens)
     if gap is None or first.length is None or newest.length is None:
         return Said(DRIFT, None, why_not=why)
     kept = first.length - 1
-    if gap.low <= LEAST_DRIFT * kept:
+    if gap.low <= LEAST * kept:
         return Said(DRIFT, False, gap.value, gap=gap)
     beyond = gap.low > OTHER_TEXT * kept
-    slope = "" if per_hour is None else f", {per_hour:+.3f} an hour"
+    slope = "" if (slow := per_hour()) is None else f", {slow:+.3f} an hour"
     summary = (
         f"Accept length sank from {first.length:.2f} in the first window to {newest.length:.2f}: by {gap.value:.2f} "
         f"({gap.low:.2f} to {gap.high:.2f}{slope}). "
@@ -125,7 +128,7 @@ def drift(first: Sums, newest: Sums, draft_tokens: int | None, per_hour: float |
     )
     evidence = (
         Evidence("accept length", round(newest.length, 3), round(first.length, 3), f"{where}, {_rounds(newest)}"),
-        Evidence("first minus newest", _rounded(gap), f"at most {LEAST_DRIFT * kept:.3f}", _method(newest)),
+        Evidence("first minus newest", _rounded(gap), f"at most {LEAST * kept:.3f}", _method(newest)),
     )
     return Said(DRIFT, True, gap.value, Finding(DRIFT, "likely", summary, evidence, rivals=_OTHER), gap=gap)
 
@@ -171,8 +174,12 @@ def against(expected: Expected, newest: Sums, draft_tokens: int | None, where: s
 def _short(expected: Expected, gap: Gap, value: float, reaches: str, evidence: Sequence[Evidence]) -> Said:
     """Held-out records are not the engine's traffic: within what other text can do it is a note. A length that was
     asked for is the user's own of this traffic."""
-    grave = expected.asked is not None or gap.low > OTHER_TEXT * (value - 1)
+    least = LEAST if expected.asked is not None else OTHER_TEXT
+    grave = gap.low > least * (value - 1)
     by = f"{reaches}: it falls short by {gap.value:.2f} ({gap.low:.2f} to {gap.high:.2f})."
+    if not grave and expected.asked is not None:
+        told = f"{by} A loss of a tenth of the tokens kept is not worth a warning."
+        return Said(FALLS_SHORT, False, gap.value, Finding("observed-agrees", "note", told, evidence), gap=gap)
     told = by if grave else f"{by} Other text than the drafter's records can do that too."
     finding = Finding(FALLS_SHORT, "likely" if grave else "note", told, evidence, rivals=TRAFFIC)
     return Said(FALLS_SHORT, grave, gap.value, finding, gap=gap)

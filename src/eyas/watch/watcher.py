@@ -4,8 +4,9 @@
     first window      the first ``window`` intervals with rounds (and 200 rounds): what the newest is compared with
     newest window     the last ``window`` intervals with rounds
 
-A warning is given once. It stands until its size has fallen to half of what it was when it was given, and only then
-can be given again. A restart is a new first window, and withdraws the warning of drift.
+A warning about a length needs a whole window of looks in a row that say so, and is given once. It stands until its
+size has fallen to half of what it was when it was given; only then can it be given again. A restart is a new first
+window, and withdraws the warning of drift.
 """
 
 from __future__ import annotations
@@ -58,24 +59,26 @@ class Watcher:
         self.up = True
         self.readings = self.restarts = self.outages = self.rounds = 0
         self.at = 0.0
-        self.life: Sums | None = None
         self.standing: dict[str, _Standing] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.recent: deque[Interval] = deque(maxlen=RECENT)
         self.runs: deque[dict[str, Any]] = deque(maxlen=RUNS)
         self._restarted: deque[bool] = deque(maxlen=AMONG)
-        self._taking_turns = self._told_means = self._told_short = False
+        self._taking_turns = self._told_means = self._alone = False
         self._down_since: float | None = None
         self._last: Sampled | None = None
         self._last_at = 0.0
         self._page_findings: tuple[Finding, ...] = ()
         self._page_times = 0
         self._said: dict[str, Said] = {}
+        self._looks: dict[str, int] = {}  # by reason, how many in a row have said so
+        self._noted: set[str] = set()
         self._baseline(0.0)
 
     def _baseline(self, at: float) -> None:
         self._since = at
         self.first, self.newest, self.trend = Sums(), Newest(self.window), Trend(self.every)
+        self._fresh = False
         self._after = self._idle = 0  # intervals with rounds behind the first window; intervals without any
 
     # -- input -----------------------------------------------------------------------------------------------
@@ -93,7 +96,6 @@ class Watcher:
             said += self._restart(at, why)
         elif last is not None:
             self._interval(last, now, at, at - before)
-        self.life = _alone(now, at)
         said += self._judge(at)
         return self._kept(said)
 
@@ -103,7 +105,7 @@ class Watcher:
         self.readings = 1
         self._page(now, findings)
         self._page_times *= 3
-        self.life = _alone(now, 0.0)
+        self._alone = self._fresh = True
         self.newest = Newest(1)
         one = _interval(None, now, 0.0, 0.0)
         if one.weight:
@@ -141,6 +143,7 @@ class Watcher:
         self._baseline(at)
         self.standing.pop(reasons.DRIFT, None)
         self._said.pop(reasons.DRIFT, None)
+        self._looks.clear()
         if sum(self._restarted) >= TURNS:
             if self._taking_turns:
                 return []
@@ -160,7 +163,7 @@ class Watcher:
         if one.weight == 0:
             self._idle += bool(last.running and now.running and not one.rounds and not _ever(now))
             return
-        self._idle = 0
+        self._idle, self._fresh = 0, True
         self.newest.add(one)
         self.trend.add(at - self._since, one)
         if self.first_is_whole:
@@ -198,13 +201,13 @@ class Watcher:
         for one in judged:
             self._said[one.reason] = one
             said += self._settle(one, at)
+        self._fresh = False
         return said + self._means(at)
 
     def _drift(self) -> Said:
         if not self.first_is_whole or self._after < self.window:
             return Said(reasons.DRIFT, None, why_not="there are not two windows yet")
-        slope = self.per_hour()
-        return reasons.drift(self.first, self.newest.sums, self.draft_tokens, slope, self.where)
+        return reasons.drift(self.first, self.newest.sums, self.draft_tokens, self.per_hour, self.where)
 
     def _against(self) -> Said:
         if self.expected is None:
@@ -215,27 +218,36 @@ class Watcher:
 
     def _settle(self, one: Said, at: float) -> list[Event]:
         """Raise, keep or clear what one reason says."""
-        stands = self.standing.get(one.reason)
-        if one.bad and one.finding is not None:
-            if stands is not None:
-                stands.finding = one.finding
-                return []
-            self.standing[one.reason] = _Standing(at, one.size, one.finding)
-            return [Event(at, "warning", f"{one.finding.cause}: {one.finding.summary}", one.finding.fix)]
-        if stands is not None and one.bad is False and one.size <= RECOVERED * stands.size:
-            del self.standing[one.reason]
-            return [Event(at, "cleared", f"{one.reason}: recovered.")]
-        return self._short_of_records(one, at)
+        stands, finding = self.standing.get(one.reason), one.finding
+        says = finding is not None and finding.cause in (one.reason, *reasons.GAUGES)
+        if self._fresh or not says:
+            self._looks[one.reason] = self._looks.get(one.reason, 0) + 1 if says else 0
+        if stands is not None:
+            return self._still(stands, one, at)
+        if finding is None or not says or self._looks[one.reason] < self._needed(one.reason):
+            if one.bad is False and one.size <= 0:
+                self._noted.discard(one.reason)
+            return []
+        text = f"{finding.cause}: {finding.summary}"
+        if one.bad:
+            self.standing[one.reason] = _Standing(at, one.size, finding)
+            return [Event(at, "warning", text, finding.fix)]
+        if one.reason in self._noted:
+            return []
+        self._noted.add(one.reason)
+        return [Event(at, "note", text, finding.fix)]
 
-    def _short_of_records(self, one: Said, at: float) -> list[Event]:
-        """Less than the drafter's records give, but no less than other text may: no warning, and said once."""
-        if one.reason != reasons.FALLS_SHORT or one.bad is None:
+    def _still(self, stands: _Standing, one: Said, at: float) -> list[Event]:
+        if one.bad and one.finding is not None:
+            stands.finding = one.finding
+        if one.bad is not False or one.size > RECOVERED * stands.size:
             return []
-        short = one.finding is not None and one.finding.cause == reasons.FALLS_SHORT
-        told, self._told_short = self._told_short, short or (self._told_short and one.size > 0)
-        if not short or told or one.finding is None or one.reason in self.standing:
-            return []
-        return [Event(at, "note", f"{one.finding.cause}: {one.finding.summary}", one.finding.fix)]
+        del self.standing[one.reason]
+        return [Event(at, "cleared", f"{one.reason}: recovered.")]
+
+    def _needed(self, reason: str) -> int:
+        """Looks in a row that must say so: text that wanders lowers one window, seldom two that share nothing."""
+        return self.window if reason in (reasons.DRIFT, reasons.FALLS_SHORT) and not self._alone else 1
 
     def _means(self, at: float) -> list[Event]:
         """Said once where no count of rounds comes although lengths do."""
@@ -278,7 +290,7 @@ class Watcher:
             "restarts": self.restarts,
             "outages": self.outages,
             "rounds": self.rounds,
-            "life": self.life.to_json() if self.life else None,
+            "life": _alone(self._last).to_json() if self._last else None,
             "first": self.first.to_json(),
             "first_is_whole": self.first_is_whole,
             "newest": copied(self.newest.sums).to_json(),
@@ -329,7 +341,8 @@ def _interval(last: Sampled | None, now: Sampled, at: float, seconds: float) -> 
     return Interval(at, seconds, rounds, means=True, length=length, running=now.running)
 
 
-def _alone(now: Sampled, at: float) -> Sums:
+def _alone(now: Sampled) -> Sums:
+    """All that the engine has counted, or its gauges of now."""
     sums = Sums()
-    sums.add(_interval(None, now, at, 0.0))
+    sums.add(_interval(None, now, 0.0, 0.0))
     return sums
