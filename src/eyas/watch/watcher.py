@@ -220,7 +220,7 @@ class Watcher:
         """Raise, keep or clear what one reason says."""
         stands, finding = self.standing.get(one.reason), one.finding
         says = finding is not None and finding.cause in (one.reason, *reasons.GAUGES)
-        if self._fresh or not says:
+        if self._fresh or not says or self._needed(one.reason) == 1:
             self._looks[one.reason] = self._looks.get(one.reason, 0) + 1 if says else 0
         if stands is not None:
             return self._still(stands, one, at)
