@@ -162,6 +162,12 @@ def test_few_rounds_never_warn() -> None:
     ]
 
 
+def test_a_small_loss_is_no_warning_however_sure() -> None:
+    one, vllm = watcher(expect=2.53), Vllm()
+    assert kinds(played(one, vllm, [0.7] * 20 + [0.68] * 20, rounds=1_000_000)) == []
+    assert one.told()["drift"]["low"] > 0
+
+
 def test_intervals_that_differ_widen_the_interval() -> None:
     """Rounds by the thousand, but of two kinds of text in turn: independent rounds would be sure, intervals are not."""
     alike, mixed = Sums(), Sums()
@@ -172,6 +178,8 @@ def test_intervals_that_differ_widen_the_interval() -> None:
     assert narrow is not None
     assert wide is not None
     assert alike.length == mixed.length == 2.5
+    half = 3 * 3.8906 * (0.25 / 20_000) ** 0.5  # 99.99 %, all three tokens of a round as one draw
+    assert narrow == pytest.approx((2.5 - half, 2.5 + half), abs=1e-3)
     assert wide[1] - wide[0] > 5 * (narrow[1] - narrow[0])
     by_hand = (sum((x - 1500) ** 2 for x in [600, 2400] * 10) / 19 / 20) ** 0.5 / 1000
     assert mixed.error() == pytest.approx(by_hand)
@@ -395,7 +403,9 @@ def test_means_without_counts_are_shown_and_never_warned_of() -> None:
     one = watcher(expect=2.8)
     said = gauged(one, wobbling(2.8, 30) + wobbling(1.5, 30), calls=None)
     assert kinds(said) == ["note"]
-    assert one.told()["newest"]["accept_length"] == pytest.approx(1.5)
+    told = one.told()
+    assert told["newest"]["accept_length"] == pytest.approx(1.5)
+    assert all("no count of rounds" in left["why"] for left in told["not_checked"])
 
 
 def test_sglang_restarts_and_never_drafts() -> None:
