@@ -78,8 +78,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "show": FACTS | ROW_1 | {"engines"},
     "export": BELOW_3 | {"show", "gguf_export"},
     "bench": FACTS | ROW_1,
+    "watch": FACTS | ROW_1 | {"engines"},
 }
-NO_TORCH = FACTS | ROW_1 | {"bench", "engines", "show"}
+NO_TORCH = FACTS | ROW_1 | {"bench", "engines", "show", "watch"}
 LATE_IMPORTS = {"cli", "__init__"}
 
 

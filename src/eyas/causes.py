@@ -277,6 +277,8 @@ engine-cannot-express: This engine has no way to run the drafter as it was train
   Serve it with an engine that can (vLLM reads every switch), or train without what the finding names.
 engine-falls-short: The engine keeps fewer drafted tokens than these files can give with the same number drafted.
   Compare what it wires (`eyas show CHECKPOINT --engine NAME==VERSION`), then serve the records' own prompts greedily.
+speculation-idle: Requests run, but no round is drafted.
+  See whether the engine turns drafts off at this load or for these requests (vLLM warns in its log), and restart it.
 cache-drift: Acceptance sinks with uptime and a restart cures it: cache blocks are overwritten.
   Turn prefix caching off; if that holds, upgrade the engine and report the two settings.
 [flags]

@@ -24,6 +24,7 @@ from eyas.cli import (
     show,
     target,
     train,
+    watch,
 )
 from eyas.errors import EXIT_FAULT, EXIT_INTERRUPTED, EyasError
 
@@ -47,6 +48,7 @@ for module, verb in (
     (show, "show"),
     (export, "export"),
     (read, "read"),
+    (watch, "watch"),
     (generate, "generate"),
     (bench, "bench"),
     (demo, "demo"),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.stats import norm, t
 
 DRAWS = 2000
+Z_95 = 1.959963984540054
 
 Ints = npt.NDArray[np.int64]
 Interval = tuple[float | None, float | None]
@@ -73,12 +74,12 @@ def bootstrap_ratio(
     return _middle_95(_resampled_ratios(up, down, draws, seed), _effective(down))
 
 
-def wilson(hits: int, n: int) -> Interval:
-    """95 % Wilson interval, for a log's counts. Too narrow, since it takes slots as independent: label it."""
+def wilson(hits: int, n: int, *, z: float = Z_95) -> Interval:
+    """Wilson interval, 95 % unless ``z`` says more, for a log's counts. Too narrow, since it takes slots as
+    independent: label it."""
     assert 0 <= hits <= n
     if n == 0:
         return None, None
-    z = 1.959963984540054
     rate, wide = hits / n, z * z / n
     centre = (rate + wide / 2) / (1 + wide)
     half = z * math.sqrt(rate * (1 - rate) / n + wide / (4 * n)) / (1 + wide)
