@@ -112,9 +112,7 @@ def _turns(
                              "before": before}[faults.feedback]  # fmt: skip
                 token, position, hidden = rows["said"][-1], position + faults.step, fed_state
                 before = engine.state[0, 0]
-                engine.state = engine._through(
-                    hidden[None, None], torch.tensor([[token]]), torch.tensor([[position]])
-                )
+                engine.state = engine._through(hidden[None, None], torch.tensor([[token]]), torch.tensor([[position]]))
             elif before is None or faults.feedback == "before":
                 before = engine.fused[0, -1]
             pre = engine.state[0, 0]

@@ -48,7 +48,7 @@ def right(row: Row, order: Sequence[str], verdict: str) -> bool:
     """The cause first; of a pair both among the first two; nothing at all where nothing is wrong."""
     if row.equivalent or not row.expected:
         cleared = verdict in ("healthy", "weak") or (verdict == "undecided" and row.temperature > 0)
-        return cleared and not order
+        return (cleared and not order) or (bool(row.expected) and order[:1] == [row.expected[0][0]])
     if len(row.expected) == 1:
         return bool(order) and order[0] in row.expected[0]
     return len(order) >= 2 and all(any(cause in slugs for cause in order[:2]) for slugs in row.expected)

@@ -20,6 +20,9 @@ from eyas.variants.table import name_of
 VOUCHED = 0.15  # of the tokens a round: less is not held against a contract of these very weights
 DEADLY = 0.25  # of what the right reading keeps
 HARDLY_ALIVE = 0.3  # kept a slot by what fits best: below, another fault may hide behind it
+MISSED = (
+    0.1  # of the tokens a round: a gain as large that cannot be excluded keeps an unvouched drafter from being sound
+)
 ALIVE = 0.15  # kept a slot, of four: below, nothing was proven to be wired right
 # Findings about what files declare, which a measured one about the same thing makes a note.
 DECLARED = frozenset({"contract-edited", "taps-key-missing", "vocab-map-inconsistent"})
@@ -51,10 +54,12 @@ def judge(case: Case, lost: Sequence[Loss], *, num_layers: int) -> None:
             case.findings.append(_by_reader(loss, readers, readers_of, swept))
         else:
             found_ = _finding(slug, loss, swept, told, num_layers)
-            case.findings.append(_vouched(case, loss, found_))
+            case.findings.append(_altered(case, loss, _vouched(case, loss, found_)))
     if not any(loss.proven for loss in lost):
         _nothing_better(case, swept)
     _suspects(case, swept)
+    if not case.findings or all(f.severity == "note" for f in case.findings):
+        _unseen(case, swept)
 
 
 def settled(earlier: Sequence[Finding], measured: Sequence[Finding]) -> list[Finding]:
@@ -120,6 +125,23 @@ def _vouched(case: Case, loss: Loss, finding: Finding) -> Finding:
         return finding
     gain = loss.difference.value or 0.0
     return replace(finding, severity="note") if gain < VOUCHED * (1 + loss.fitting.kept_per_slot) else finding
+
+
+TENSORS = frozenset({"head", "embedding", "vocab_map"})  # facts that lie in the weights
+
+
+def _altered(case: Case, loss: Loss, finding: Finding) -> Finding:
+    """Where the contract says what is configured but was written for other weights, these may have been changed so
+    that another wiring makes up for it."""
+    contract = case.files.contract if case.files else None
+    changed = any(f.cause == "weights-changed" for f in case.findings)
+    if finding.severity == "note" or contract is None or not changed or loss.fact in TENSORS:
+        return finding
+    declared = contract[loss.fact] if loss.fact in contract else None
+    if declared is None or not same(tuple(declared) if isinstance(declared, list) else declared, loss.configured):
+        return finding
+    tell = "the weights of training, whose hash the contract has"
+    return replace(finding, rivals=[*finding.rivals, Rival("weights-changed", tell)])
 
 
 def _unrun(slug: str, loss: Loss, swept: Sweep) -> Finding:
@@ -267,6 +289,34 @@ def _suspects(case: Case, swept: Sweep) -> None:
                     needed=True,
                 )
             )
+
+
+def _unseen(case: Case, swept: Sweep) -> None:
+    """Where no contract of these very weights vouches for the files, too little text clears nobody."""
+    contract = case.files.contract if case.files else None
+    if contract is not None and not any(f.cause == "weights-changed" for f in case.findings):
+        return
+    last = swept.passes[-1] if swept.passes else None
+    if last is None or last.winner is not None:
+        return
+    open_ = [
+        t
+        for t in last.trials
+        if t.outcome == "equal" and t.difference is not None and t.difference.high is not None
+        and t.difference.high > MISSED * (1 + last.confirmed.kept_per_slot)
+    ]  # fmt: skip
+    if not open_:
+        return
+    most = max(open_, key=lambda t: (t.difference.high or 0.0) if t.difference else 0.0)
+    assert most.difference is not None
+    case.not_checked.append(
+        NotChecked(
+            "wiring",
+            f"on {len(last.confirmed.kept)} slots it cannot be excluded that {most.name} fits better "
+            f"({_gain(most.difference)} tokens a round), and no contract vouches for these files: more text would tell",
+            needed=True,
+        )
+    )
 
 
 def _gain(difference: Difference) -> str:

@@ -74,7 +74,17 @@ def _without_text(result: Mapping[str, Any]) -> Any:
     if probes and (prompt := probes.get("prompt")) and prompt.get("first"):
         prompt["first"] = {"request": prompt["first"]["request"], "position": prompt["first"]["position"]}
     kept["probes"] = probes
-    return publishable(kept)
+    kept["engine"], kept["provenance"] = publishable(kept["engine"]), publishable(kept.get("provenance"))
+    return _clean(kept)
+
+
+def _clean(value: Any) -> Any:
+    """Texts without secrets or folders; names are ours, so none of them makes a secret of what stands under it."""
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return publishable(value) if isinstance(value, str | float) else value
 
 
 def judged(path: Path) -> dict[str, Any]:
@@ -85,13 +95,22 @@ def judged(path: Path) -> dict[str, Any]:
     told["engine"] = engine
     probes = told.get("probes")
     if probes:
+        old = [_finding(f) for f in told["findings"]]
+        known = {f.cause: f for f in old}
+        obeyed = {fact: known[cause] for fact, cause in (told.get("by_files") or {}).items() if cause in known}
         live = [
             *findings.of_resolved(engine.get("resolved") or {}),
-            *findings.of_probes(probes, told.get("trained") or {}, num_layers=_layers(probes), repairs=None),
+            *findings.of_probes(
+                probes,
+                told.get("trained") or {},
+                num_layers=_layers(probes),
+                by_files=obeyed,
+                short=((told.get("gap") or {}).get("low") or 0) > 0,
+            ),
         ]
-        old = [_finding(f) for f in told["findings"]]
         proven = first_apart(probes) in (None, "metrics")
-        merged = findings.merged(_with_costs(live, old), old, [], proven)
+        ordered = findings.in_order(_with_costs(live, old), told.get("repairs") or [])
+        merged = findings.merged(ordered, old, [], proven)
         told["findings"] = [f.to_json() for f in graver_first(merged)]
         told["divergence"], told["ruled_out"] = divergence(probes), ruled_out(probes)
         told["verdict"] = _verdict(told, merged)

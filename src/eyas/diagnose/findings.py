@@ -17,6 +17,7 @@ from eyas.variants.table import name_of
 
 Json = Mapping[str, Any]
 PROBE = "probe of the running drafter"
+FAKED = 0.02  # of the rounds that keep what the target would not choose: more than near ties make
 DEADLY = 0.75  # of the tokens kept that a fault costs
 MAPS = {"none": "d2t-missing", "ids": "d2t-read-as-ids", "offsets": "d2t-read-as-ids"}
 CACHES = {"own": "draft-cache-empty", "zeros": "draft-cache-empty", "kept": "draft-cache-not-refreshed"}
@@ -33,15 +34,23 @@ ROWS: Mapping[str, tuple[str, str]] = {
 
 
 def of_probes(
-    probes: Json, facts: Json, *, num_layers: int, named: bool = True, repairs: Repairs | None = None
+    probes: Json,
+    facts: Json,
+    *,
+    num_layers: int,
+    named: bool = True,
+    repairs: Repairs | None = None,
+    by_files: Mapping[str, Finding] | None = None,
+    short: bool = False,
 ) -> list[Finding]:
-    """What the stages say, first to last. ``facts`` is how the drafter was trained."""
+    """What the stages say, first to last. ``facts`` is how the drafter was trained; ``by_files`` findings, by fact, of
+    what the files themselves configure otherwise than they fit; ``short``: whether the engine keeps less, proven."""
     found = [
         *of_prompt(probes.get("prompt")),
         *of_tokens(probes.get("tokens"), probes.get("faults") or {}),
         *of_positions(probes.get("positions"), probes.get("drafted")),
-        *of_faults(probes, facts, num_layers, named, repairs),
-        *of_rows(probes.get("taps")),
+        *of_faults(probes, facts, num_layers, named, repairs, by_files or {}),
+        *of_rows(probes.get("taps"), short),
         *of_fused(probes.get("fused")),
         *of_said(probes.get("said")),
         *of_acceptance(probes.get("acceptance")),
@@ -51,10 +60,22 @@ def of_probes(
     return found
 
 
-def of_faults(probes: Json, facts: Json, num_layers: int, named: bool, repairs: Repairs | None) -> Iterator[Finding]:
+def of_faults(
+    probes: Json,
+    facts: Json,
+    num_layers: int,
+    named: bool,
+    repairs: Repairs | None,
+    by_files: Mapping[str, Finding],
+) -> Iterator[Finding]:
     """Facts that the engine runs otherwise than they were trained."""
     faults: dict[str, Any] = dict(probes.get("faults") or {})
     for fact, value in faults.items():
+        if fact in by_files:  # how it was trained was measured, with its own rivals; the engine was seen to obey
+            known = by_files[fact]
+            seen = _seen(fact, probes, facts.get(fact))
+            yield replace(known, summary=f"{known.summary} The engine runs it so.", evidence=[*known.evidence, *seen])
+            continue
         trained = facts.get(fact)
         slug = slug_of(fact, value, trained, num_layers=num_layers, named=named)
         if slug is None:
@@ -228,7 +249,7 @@ def of_positions(positions: Json | None, drafted: Json | None) -> Iterator[Findi
     )
 
 
-def of_rows(taps: Json | None) -> Iterator[Finding]:
+def of_rows(taps: Json | None, short: bool = False) -> Iterator[Finding]:
     if not taps or taps["status"] == "equal":
         return
     kind = taps["kind"]
@@ -240,7 +261,7 @@ def of_rows(taps: Json | None) -> Iterator[Finding]:
     elif kind == "rounded":
         yield Finding(
             "target-quantised",
-            "note",
+            "likely" if short else "note",
             f"The rows fed to fc are those of the right taps, off by {max(w for w in worst if w is not None):.1%}: the "
             "engine's target runs in another precision than the reference.",
             evidence,
@@ -315,7 +336,7 @@ def of_acceptance(acceptance: Json | None) -> Iterator[Finding]:
             [Evidence("standard errors between the two", acceptance["z"], "within 4", PROBE)],
             rivals=[Rival("draft-sampling-unset", "the engine's draft_sample_method; measure at temperature 0")],
         )
-    elif more > fewer:
+    elif more > FAKED * rounds:
         yield Finding(
             "acceptance-faked",
             "fatal",
@@ -387,6 +408,12 @@ def of_metrics(metrics: Json | None, stops: Sequence[int] | None = None) -> Iter
             f"and {counted['accepted']} were seen.",
             evidence,
         )
+
+
+def in_order(found: Sequence[Finding], repairs: Sequence[Json]) -> list[Finding]:
+    """In the order in which to mend them; what comes before the drafter first, what no walk can price last."""
+    order = {step["cause"]: i for i, step in enumerate(repairs)}
+    return sorted(found, key=lambda f: order.get(f.cause, -1 if f.kind in ("prompt", "shift") else len(order)))
 
 
 # -- together with what the files say -----------------------------------------------------------------------------

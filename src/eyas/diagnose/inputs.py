@@ -144,6 +144,9 @@ def taps(reference: Reference) -> Taps | None:
     for row, best, margin in zip(matrix.error, matrix.best, matrix.margin, strict=True):
         sure = float(row[best]) <= reference.near or (float(row[best]) < FAR and margin > AHEAD)
         observed.append(columns[best] if sure else None)
+    nearest = tuple(columns[best] for best in matrix.best)
+    if nearest == wanted and all(float(row[b]) < FAR for row, b in zip(matrix.error, matrix.best, strict=True)):
+        observed = list(wanted)  # however coarse, every slot is nearest to its own tap: no chance does that
     right = tuple(observed) == wanted
     worst = max(float(row[b]) for row, b in zip(matrix.error, matrix.best, strict=True))
     kind, shift = "equal" if right else "other taps", 0

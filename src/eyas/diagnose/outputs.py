@@ -226,7 +226,7 @@ def acceptance(texts: Sequence[Served], truths: Sequence[np.ndarray]) -> Accepta
     """``truths`` [T] of each text: the target's own token after each position, -1 where it is not known."""
     same = more = fewer = 0
     for text, truth in zip(texts, truths, strict=True):
-        for now, kept in verified(text):
+        for now, kept in shown(text):
             right = 0
             for k, token in enumerate(now.turn.draft_ids.tolist()):
                 at = now.last + 1 + k
@@ -258,7 +258,7 @@ def sampled(reference: Reference, temperature: float) -> Acceptance:
     rounds = 0
     for i, text in enumerate(reference.texts):
         states = reference.stock.states(i, (reference.target.num_layers,))
-        for now, kept in verified(text):
+        for now, kept in shown(text):
             rounds += 1
             ids = now.turn.draft_ids[: kept + 1]
             rows = states[now.last + 1 : now.last + 1 + len(ids)]
@@ -278,11 +278,9 @@ def sampled(reference: Reference, temperature: float) -> Acceptance:
     return Acceptance("equal" if abs(z) <= APART else "differs", rounds, sampled=table, z=z)
 
 
-def verified(text: Served) -> Iterator[tuple[Round, int]]:
+def shown(text: Served) -> Iterator[tuple[Round, int]]:
     """Rounds whose draft a later pass shows to be kept so far."""
-    for now, after in zip(text.rounds, text.rounds[1:], strict=False):
-        if now.last >= text.prompt - 1:
-            yield now, len(after.turn.token_ids) - 1
+    return ((now, kept) for now, kept in served.verified(text) if kept >= 0)
 
 
 def stopped(texts: Sequence[Served]) -> list[int]:
@@ -296,15 +294,19 @@ def stopped(texts: Sequence[Served]) -> list[int]:
     return found
 
 
-def counted(texts: Sequence[Served], draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds [texts] and drafted tokens kept by depth [texts, K], as the passes show."""
+def counted(
+    texts: Sequence[Served], draft_tokens: int, truths: Sequence[np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds [texts] and drafted tokens kept by depth [texts, K], as the passes show. What the last round of a text
+    kept no pass shows: ``truths``, or the text alone, tell it."""
     rounds = np.zeros(len(texts), dtype=np.int64)
     hits = np.zeros((len(texts), draft_tokens), dtype=np.int64)
     for i, text in enumerate(texts):
-        for _, own, shown in served.kept(text):
+        for now, shown in served.verified(text):
             rounds[i] += 1
-            for k in range(min(own if shown < 0 else shown, draft_tokens)):
-                hits[i, k] += 1
+            truth = truths[i] if truths is not None else None
+            kept = shown if shown >= 0 else served.matched(text, now, truth)
+            hits[i, : min(kept, draft_tokens)] += 1
     return rounds, hits
 
 

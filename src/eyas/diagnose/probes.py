@@ -57,7 +57,7 @@ def probe(
     heard("drafting the same rounds")
     drafted = _drafted(reference)
     acceptance = (
-        outputs.acceptance(texts, _truths(reference)) if temperature == 0 else outputs.sampled(reference, temperature)
+        outputs.acceptance(texts, reference.truths()) if temperature == 0 else outputs.sampled(reference, temperature)
     )
     faults = _faults(reference, tokens, positions, taps, fused, states, said, feedback)
     stages = {
@@ -101,7 +101,9 @@ def _faults(
     if states is not None:
         found |= states.matched
     if said is not None:
-        gains = {**found.get("norm_gain", {}), **said.matched.get("norm_gain", {})}
+        gains = {**said.matched.get("norm_gain", {}), **found.get("norm_gain", {})}
+        if "all" in gains:  # the last norm's is among them
+            gains = {"all": gains["all"]}
         found |= said.matched | ({"norm_gain": gains} if gains else {})
     if feedback is not None and feedback.fed is not None and feedback.fed != reference.facts.get("feedback"):
         found["feedback"] = feedback.fed
@@ -134,15 +136,6 @@ def _drafted(reference: Reference) -> outputs.Drafted | None:
         chains.append(drafts)
         ties.append(tied)
     return outputs.drafted(texts, chains, ties) if texts else None
-
-
-def _truths(reference: Reference) -> list[Any]:
-    found = []
-    for i in range(len(reference.texts)):
-        truth = reference.stock.truth(i)
-        assert truth is not None
-        found.append(truth.numpy())
-    return found
 
 
 def metrics(observed: Counted, page: Counters | None, cut: int = 0) -> dict[str, Any]:

@@ -52,6 +52,15 @@ class Reference:
         found: list[tuple[int, int]] = self.cache["chosen"]
         return found
 
+    def truths(self) -> list[np.ndarray]:
+        """Of each text [T]: the target's own token after every position of the answer, -1 elsewhere."""
+        found = []
+        for i in range(len(self.texts)):
+            truth = self.stock.truth(i)
+            assert truth is not None
+            found.append(truth.numpy())
+        return found
+
     def fed(self) -> Tensor:
         """Rows [R, C*D] that the engine fed, of the chosen passes."""
         if "fed" not in self.cache:

@@ -46,6 +46,8 @@ class Diagnosis:
     repairs: list[dict[str, Any]] = field(default_factory=list)
     conversations: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    by_files: dict[str, str] = field(default_factory=dict)
+    """Facts that the files themselves configure wrongly, and the cause they are named by."""
     toggles: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -58,6 +60,7 @@ class Diagnosis:
             "engine": self.engine.to_json() if self.engine else None,
             "served": self.served,
             "trained": {fact: list(v) if isinstance(v, tuple) else v for fact, v in self.facts.items()},
+            "by_files": self.by_files,
             "expected": self.expected.to_json() if self.expected else None,
             "observed": self.observed.to_json() if self.observed else None,
             "gap": self.gap.to_json(self.explained) if self.gap else None,

@@ -10,7 +10,7 @@ So slots need no positions to be told, and positions that are off can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,29 +89,25 @@ def records(all_served: Sequence[Served], source: str = "served") -> list[Record
     return [Record(s.ids.astype(np.int32), np.arange(len(s.ids)) >= s.prompt, source) for s in all_served]
 
 
-def kept(one: Served) -> list[tuple[int, int, int]]:
-    """(drafted, matched, kept) of every round that verified a draft: how many tokens it had drafted, how many of its
-    first were the text's own, and how many the engine kept, as the next pass shows."""
-    found = []
-    for now, after in zip(one.rounds, one.rounds[1:], strict=False):
+def verified(one: Served) -> Iterator[tuple[Round, int]]:
+    """Rounds whose draft was verified, and how many of its tokens the engine kept, as the next pass shows; -1 for the
+    last, after which nothing is drafted."""
+    for now, after in zip(one.rounds, (*one.rounds[1:], None), strict=True):
         if now.last < one.prompt - 1:
             continue  # a chunk of a prompt: its draft is thrown away
-        found.append((now.turn.depths, matched(one, now), len(after.turn.token_ids) - 1))
-    if one.rounds and one.rounds[-1].last >= one.prompt - 1:
-        # The last round's draft is verified in a pass after which nothing is drafted; the text tells what it kept.
-        last = one.rounds[-1]
-        left = len(one.ids) - (last.last + 2)
-        if left > 0:
-            found.append((last.turn.depths, matched(one, last), -1))
-    return found
+        if after is not None:
+            yield now, len(after.turn.token_ids) - 1
+        elif len(one.ids) > now.last + 2:
+            yield now, -1
 
 
-def matched(one: Served, now: Round) -> int:
-    """Leading drafted tokens that are the text's own; what lies past its end counts as right, for it cannot be told."""
+def matched(one: Served, now: Round, truth: np.ndarray | None = None) -> int:
+    """Leading drafted tokens that are the text's own, or ``truth``'s [T], which knows one more."""
     count = 0
     for k, token in enumerate(now.turn.draft_ids.tolist()):
-        wanted = one.wanted(now.last, k)
-        if wanted is None or wanted != token:
+        at = now.last + 1 + k
+        told = one.wanted(now.last, k) if truth is None else int(truth[at]) if at < len(truth) else None
+        if told is None or told != token:
             break
         count += 1
     return count

@@ -78,3 +78,8 @@ def plain(value: Any) -> str:
     if isinstance(value, tuple | list):
         return ", ".join("none" if v is None else str(v) for v in value)
     return str(value)
+
+
+def listed(value: Any) -> Any:
+    """As JSON holds it."""
+    return list(value) if isinstance(value, tuple) else value

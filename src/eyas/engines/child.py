@@ -108,6 +108,8 @@ def end_group(group: int, process: subprocess.Popen[bytes] | None = None) -> Non
             if process is not None:
                 process.poll()  # or it stays a zombie, and its group with it
             if not members(group):
+                if process is not None:
+                    process.wait()
                 return
             time.sleep(0.05)
 

@@ -39,7 +39,7 @@ class Vllm:
     def __init__(self, url: str, about: About, process: Child | None, concurrency: int) -> None:
         self.about = about
         self._process = process
-        self._asker = Asker(url, "vLLM")
+        self.asker = Asker(url, "vLLM")
         self._concurrency = concurrency if process is not None else 1  # one at a time on an engine of others
         self._model = "target"
 
@@ -98,7 +98,7 @@ class Vllm:
             if (code := self._process.code) is not None:
                 raise self._died(f"ended with {code} while it started")
             with suppress(EnvironmentFault):
-                if self._asker.text("/health", seconds=5.0) is not None:
+                if self.asker.text("/health", seconds=5.0) is not None:
                     return
             heard((self._process.last_words(1) or ["starting"])[0])
             time.sleep(PAUSE)
@@ -115,17 +115,17 @@ class Vllm:
 
     def _version(self) -> str | None:
         """Who is there. An engine of another kind is a UsageError."""
-        found = self._asker.text("/version")
+        found = self.asker.text("/version")
         with suppress(ValueError, TypeError, AttributeError):
             if (version := json.loads(found or "").get("version")) is not None:
                 return str(version)
         raise UsageError(
-            f"{self._asker.url} does not say that it is vLLM (no /version).",
+            f"{self.asker.url} does not say that it is vLLM (no /version).",
             way_out="Check the address; name the engine it is with --engine.",
         )
 
     def _models(self) -> None:
-        listed = self._asker.ask("/v1/models", seconds=20.0)
+        listed = self.asker.ask("/v1/models", seconds=20.0)
         try:
             first = listed["data"][0]
             self._model = str(first["id"])
@@ -133,12 +133,12 @@ class Vllm:
             self.about.resolved |= {"model": root, "max_model_len": first.get("max_model_len")}
         except (KeyError, IndexError, TypeError) as error:
             raise InputError(
-                f"{self._asker.url}/v1/models lists no model.", way_out="Wait until the engine has loaded one."
+                f"{self.asker.url}/v1/models lists no model.", way_out="Wait until the engine has loaded one."
             ) from error
 
     def _look_inside(self) -> None:
         with suppress(InputError, EnvironmentFault):
-            info = self._asker.ask("/server_info?config_format=json", seconds=60.0)
+            info = self.asker.ask("/server_info?config_format=json", seconds=60.0)
             self.about.resolved |= settings(info.get("vllm_config") or {})
         with suppress(InputError, EnvironmentFault):
             self.about.model = self.call("eyas_probe_facts")
@@ -165,8 +165,11 @@ class Vllm:
                 heard(done)
             return answer
 
-        with ThreadPoolExecutor(self._concurrency) as pool:
+        pool = ThreadPoolExecutor(self._concurrency)
+        try:
             return list(pool.map(one, enumerate(prompts)))
+        finally:  # not to wait: a request under way ends with the engine, or with its own time limit
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _one(self, number: int, ids: Sequence[int], max_tokens: int, temperature: float) -> Answer:
         before = self._single() if self._concurrency == 1 else None
@@ -184,7 +187,7 @@ class Vllm:
             "request_id": f"eyas-{number}",
         }
         try:
-            told = self._asker.ask("/v1/completions", body)
+            told = self.asker.ask("/v1/completions", body)
         except EnvironmentFault:
             if self._process is not None and (code := self._process.code) is not None:
                 raise self._died(f"ended with {code} while it answered") from None
@@ -213,7 +216,7 @@ class Vllm:
         """A chat as the engine's own template renders it, in token ids; None where it does not tell."""
         body = {"model": self._model, "messages": list(messages), "add_generation_prompt": True}
         try:
-            told = self._asker.ask("/tokenize", body, seconds=60.0)
+            told = self.asker.ask("/tokenize", body, seconds=60.0)
             ids = told["tokens"]
         except (InputError, KeyError, TypeError):
             return None
@@ -223,7 +226,7 @@ class Vllm:
     def call(self, method: str, *args: str) -> dict[str, Any]:
         """A method of the probe, of the first worker; only on an engine of ours."""
         assert self._process is not None, "probes are for engines we started"
-        told = self._asker.ask("/collective_rpc", {"method": method, "args": list(args)}, seconds=120.0)
+        told = self.asker.ask("/collective_rpc", {"method": method, "args": list(args)}, seconds=120.0)
         results = [r for r in (told or {}).get("results", []) if isinstance(r, dict)]
         if not results:
             raise InputError(f"vLLM's workers say nothing to {method}.", way_out="Report this version of vLLM.")
@@ -239,12 +242,19 @@ class Vllm:
         summary: dict[str, Any] = {}
         try:
             yield summary
-        finally:
-            with suppress(EnvironmentFault, InputError):
-                summary |= self.call("eyas_probe_stop")
+        except KeyboardInterrupt:  # the engine is about to end, and may not listen any more
+            raise
+        except BaseException:
+            self._unprobe(summary)
+            raise
+        self._unprobe(summary)
+
+    def _unprobe(self, summary: dict[str, Any]) -> None:
+        with suppress(EnvironmentFault, InputError):
+            summary |= self.call("eyas_probe_stop")
 
     def metrics(self) -> Counters | None:
-        text = self._asker.text("/metrics")
+        text = self.asker.text("/metrics")
         return counters(text) if text is not None else None
 
     def log(self) -> str:
@@ -257,7 +267,7 @@ class Vllm:
             self._process.end()
 
     def stop(self, keep_log: Path | None = None) -> None:
-        self._asker.close()
+        self.asker.close()
         if self._process is not None:
             self._process.close(keep_log=keep_log)
 
