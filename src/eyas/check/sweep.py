@@ -137,8 +137,7 @@ def _altered(case: Case, loss: Loss, finding: Finding) -> Finding:
     changed = any(f.cause == "weights-changed" for f in case.findings)
     if finding.severity == "note" or contract is None or not changed or loss.fact in TENSORS:
         return finding
-    declared = contract[loss.fact] if loss.fact in contract else None
-    if declared is None or not same(tuple(declared) if isinstance(declared, list) else declared, loss.configured):
+    if loss.fact not in contract or not same(contract[loss.fact], loss.configured):
         return finding
     tell = "the weights of training, whose hash the contract has"
     return replace(finding, rivals=[*finding.rivals, Rival("weights-changed", tell)])
