@@ -179,6 +179,7 @@ def probes(read: Sequence[int] = (4, 17, 29), *, healthy: bool = False) -> Json:
     told["tokens"] = {"status": "equal", "rows": 14_230, "equal": 14_230, "shift": 0}
     told["positions"] = {"status": "equal", "rows": 14_230, "offset": 0, "step": 1}
     told["taps"] = tap_stage(TAPS, TAPS if healthy else read)
+    told["said"] = {"status": "equal", "norm": 0.0, "head": 4e-7, "ids": {"equal": 512, "n": 512}, "odd": [], "nan": 0}
     told["fused"] = {"status": off, "error": 0.0009 if healthy else 0.417}
     fits = {
         "facts": {"taps": list(read), "feedback": "normed"},

@@ -53,6 +53,11 @@ __all__ = ["Case", "check", "wiring_doubts"]
 IDS = "eagle_aux_hidden_state_layer_ids"
 DEPTHS = 5  # drafted tokens when neither the user nor the contract says
 MEMORY = 1.5 * 2**30  # bytes of states that a sweep holds at most
+NOT_SWEPT = {
+    "auto": "the contract is whole and the curve is as expected; --sweep tries other readings of these files",
+    "never": "--quick; --sweep tries other readings of these files",
+    "doubts": "a contract of these very weights says how they were trained; `eyas check --sweep` tries other readings",
+}
 Sweeping = Literal["auto", "doubts", "always", "never"]
 
 
@@ -112,8 +117,7 @@ def check(
             try_readings(case, stock, limits, tried)
             spell_fixes(case, engine, target)
         else:
-            why = "the contract is whole and the curve is as expected" if sweeping == "auto" else "--quick"
-            case.not_checked.append(NotChecked("variants", f"{why}; --sweep tries other readings of these files"))
+            case.not_checked.append(NotChecked("variants", NOT_SWEPT[sweeping]))
         judge_worth(case, expect)
     if not evidence:
         case.not_checked.append(NotChecked("engine", "no engine was asked what it feeds and drafts"))

@@ -153,7 +153,7 @@ def diagnose(
     proven = result.probes is not None and stages.first_apart(result.probes) in (None, "metrics")
     everything = findings.merged(live, _without_worth(files), engine, proven)
     _conclude(result, everything, case, expect)
-    result.served["texts"] = text.compared(reference)
+    result.served |= text.compared(reference)
     result.conversations = text.conversations(reference)
     result.served["seconds"]["total"] = round(time.monotonic() - began + collected.seconds, 1)
     return result

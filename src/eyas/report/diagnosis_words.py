@@ -17,8 +17,9 @@ STAGES: dict[str, tuple[str, str]] = {
     "taps": ("Taps", "the target's states that are fed"),
     "fused": ("Fused", "what fc makes of the taps"),
     "states": ("States", "the drafter's own states"),
-    "drafted": ("Drafted", "the tokens it proposes"),
+    "said": ("Said", "the last norm, the head and the map"),
     "feedback": ("Feedback", "the state each later step is fed"),
+    "drafted": ("Drafted", "the tokens it proposes"),
     "acceptance": ("Acceptance", "which drafted tokens are kept"),
     "metrics": ("Metrics", "what the engine says it counted"),
 }
@@ -201,7 +202,8 @@ def _prompt(stage: Json) -> str:
 
 def _tokens(stage: Json) -> str:
     shift = stage.get("shift")
-    return _of(stage, "equal", "rows", "rows") + (f", shifted by {shift:+d}" if shift else "")
+    told = _of(stage, "equal", "rows", "rows")
+    return told + (f", the token at {shift:+d}" if isinstance(shift, int) and shift != 1 else "")
 
 
 def _positions(stage: Json) -> str:
@@ -234,6 +236,12 @@ def _states(stage: Json) -> str:
     return told
 
 
+def _said(stage: Json) -> str:
+    ids = stage.get("ids") or {}
+    told = f"head error {short(stage.get('head'))}; {_of(ids, 'equal', 'n', 'ids')}"
+    return told + (f"; odd: {', '.join(stage['odd'])}" if stage.get("odd") else "")
+
+
 def _drafted(stage: Json) -> str:
     rows = stage.get("depths") or []
     equal, n = (sum(d.get(key) or 0 for d in rows) for key in ("equal", "n"))
@@ -248,6 +256,8 @@ def _feedback(stage: Json) -> str:
 
 
 def _acceptance(stage: Json) -> str:
+    if stage.get("z") is not None:
+        return f"{count(stage.get('rounds'))} rounds of sampled text, {stage['z']:+.1f} standard errors from the likely"
     told = _of(stage, "as_greedy", "rounds", "rounds as greedy")
     more, fewer = stage.get("more"), stage.get("fewer")
     return told + (f"; {count(more)} kept more, {count(fewer)} fewer" if more or fewer else "")
@@ -264,7 +274,7 @@ def _metrics(stage: Json) -> str:
 
 _NUMBERS = {
     "prompt": _prompt, "tokens": _tokens, "positions": _positions, "taps": _taps, "fused": _fused, "states": _states,
-    "drafted": _drafted, "feedback": _feedback, "acceptance": _acceptance, "metrics": _metrics,
+    "said": _said, "drafted": _drafted, "feedback": _feedback, "acceptance": _acceptance, "metrics": _metrics,
 }  # fmt: skip
 
 
