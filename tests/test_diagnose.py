@@ -166,6 +166,14 @@ def test_a_fault_is_named_first_and_alone(name: str) -> None:
     assert told["verdict"] in ("miswired", "undecided")
 
 
+def test_an_engine_that_never_drafts_past_a_limit() -> None:
+    """Some prompts are longer than it: of those no round was ever seen."""
+    longest = max(len(r.input_ids) - r.n_response_tokens for r in texts()[:FEW])
+    told = judged(Faults(healthy(), stop_at=longest - 2))
+    assert grave(told)[:1] == ["position-limit-short"], told["findings"]
+    assert len(told["probes"]["stopped"]) == FEW
+
+
 def test_a_map_of_the_running_drafter() -> None:
     ids = parts()[0].maps["offsets"]
     shuffled = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]

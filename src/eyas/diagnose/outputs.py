@@ -284,10 +284,12 @@ def shown(text: Served) -> Iterator[tuple[Round, int]]:
 
 
 def stopped(texts: Sequence[Served]) -> list[int]:
-    """Slots after which nothing was drafted although the text goes on."""
+    """Slots after which nothing was drafted although the text goes on; the prompt's last where nothing ever was."""
     found = []
     for text in texts:
-        if text.rounds:
+        if not text.rounds:
+            found.append(text.prompt - 1)
+        else:
             last = text.rounds[-1]
             if last.last + 2 + last.turn.depths + 1 < len(text.ids):
                 found.append(last.last)

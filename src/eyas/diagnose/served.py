@@ -92,7 +92,8 @@ def records(all_served: Sequence[Served], source: str = "served") -> list[Record
 def verified(one: Served) -> Iterator[tuple[Round, int]]:
     """Rounds whose draft was verified, and how many of its tokens the engine kept, as the next pass shows; -1 for the
     last, after which nothing is drafted."""
-    for now, after in zip(one.rounds, (*one.rounds[1:], None), strict=True):
+    following = (*one.rounds[1:], None) if one.rounds else ()
+    for now, after in zip(one.rounds, following, strict=True):
         if now.last < one.prompt - 1:
             continue  # a chunk of a prompt: its draft is thrown away
         if after is not None:
