@@ -32,13 +32,11 @@ class Passes:
     def __init__(self, drafter: Any) -> None:
         self.depth = -1
         self.first: dict[str, Any] = {}
-        self.prefill = True
         propose = drafter.propose
 
         def proposed(*args: Any, **kwargs: Any) -> Any:
             self.depth = -1
             self.metadata = kwargs["common_attn_metadata"]
-            self.prefill = kwargs.get("num_rejected_tokens_gpu") is None
             sample = kwargs.get("token_indices_to_sample")
             self.sample = self.metadata.query_start_loc[1:] - 1 if sample is None else sample
             return propose(*args, **kwargs)
@@ -112,9 +110,16 @@ def all_on(passes: Passes, kwargs: dict[str, Any]) -> None:
 
 
 def decode_on(passes: Passes, kwargs: dict[str, Any]) -> None:
-    """One on, in every pass but those over prompts."""
-    if passes.depth > 0 or not passes.prefill:
+    """One on, in every pass but those over prompts, which have more rows than a round has."""
+    if passes.depth > 0:
         kwargs["positions"] = kwargs["positions"] + 1
+        return
+    starts = passes.metadata.query_start_loc.tolist()
+    moved = kwargs["positions"].clone()
+    for a, b in pairwise(starts):
+        if b - a <= 8:
+            moved[a:b] += 1
+    kwargs["positions"] = moved
 
 
 def step_frozen(passes: Passes, kwargs: dict[str, Any]) -> None:
