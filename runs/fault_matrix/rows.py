@@ -184,6 +184,7 @@ LATER = [
 
 FLAGS = [
     Row("method eagle", one("algorithm-eagle"), speculative={"method": "eagle"}),
+    Row("every draft kept", one("acceptance-faked"), engine=("every draft kept",)),
     Row("synthetic acceptance", one("acceptance-faked"), speculative={"rejection_sample_method": "synthetic",
         "synthetic_acceptance_length": 3.0}),
     Row("another chat template", one("template-differs"),

@@ -302,7 +302,26 @@ def nan_states(runner: Any, drafter: Any) -> None:
     model.forward = passed
 
 
+def every_draft_kept(runner: Any, drafter: Any) -> None:
+    """Drafted tokens are kept whatever the target says (what a synthetic acceptance rate of one does)."""
+    sampler = runner.rejection_sampler
+    forward = sampler.forward
+
+    def kept(metadata: Any, draft_probs: Any, logits: Any, *more: Any, **named: Any) -> Any:
+        found = forward(metadata, draft_probs, logits, *more, **named)
+        at = 0
+        for row, count in enumerate(metadata.num_draft_tokens):
+            if count:
+                found.sampled_token_ids[row, :count] = metadata.draft_token_ids[at : at + count]
+                found.sampled_token_ids[row, count] = logits[metadata.bonus_logits_indices[row]].argmax()
+            at += count
+        return found
+
+    sampler.forward = kept
+
+
 FAULTS: dict[str, Any] = {
+    "every draft kept": every_draft_kept,
     "feedback frozen": hooked(frozen),
     "feedback stale": hooked(stale),
     "feedback zeros": hooked(zeroed),

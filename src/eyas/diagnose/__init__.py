@@ -19,7 +19,7 @@ import numpy as np
 from eyas.check import Case, check
 from eyas.check.engine import judge_engine
 from eyas.check.losses import same
-from eyas.diagnose import curves, findings, outputs, text
+from eyas.diagnose import curves, findings, outputs, stage_findings, text
 from eyas.diagnose import probes as stages
 from eyas.diagnose.curves import Counted, Gap
 from eyas.diagnose.probes import Probed
@@ -139,17 +139,17 @@ def diagnose(
         case=case,
     )
     files = list(case.findings)
-    _ask_tables(case, collected.about, flags, target)
+    _ask_tables(case, collected.about, collected.about.flags or flags, target)
     engine = [f for f in case.findings if f not in files]
     result = Diagnosis(checked, collected.about, _served(collected, draft_tokens, time.monotonic() - began))
     reference = _reference(case, target, stock, texts, collected.about)
     if reference is None:
-        live = list(findings.of_resolved(collected.about.resolved))
+        live = list(stage_findings.of_resolved(collected.about.resolved))
         _conclude(result, findings.merged(live, files, engine, proven=False), case, expect)
         return result
     result.facts = dict(reference.facts)
     _compare(result, reference, collected, draft_tokens, heard)
-    live = [*findings.of_resolved(collected.about.resolved), *_live(result, reference, case)]
+    live = [*stage_findings.of_resolved(collected.about.resolved), *_live(result, reference, case)]
     proven = result.probes is not None and stages.first_apart(result.probes) in (None, "metrics")
     everything = findings.merged(live, _without_worth(files), engine, proven)
     _conclude(result, everything, case, expect)
@@ -203,7 +203,9 @@ def _compare(
     )
     observed = _observed(reference, collected, draft_tokens)
     result.expected, result.observed = expected, observed
-    if expected is not None and observed is not None:
+    if observed is not None and observed.source == "metrics":
+        result.others = curves.others(observed, [len(t.answer) for t in reference.texts])
+    if expected is not None and observed is not None and not result.others:
         result.gap = curves.gap(expected, observed)
     if not any(t.rounds for t in reference.texts) or observed is None:
         return
@@ -261,7 +263,7 @@ def _ladder(mended: Repairs, probed: Probed, reference: Reference, observed: Cou
 
 def _live(result: Diagnosis, reference: Reference, case: Case) -> list[Finding]:
     if result.probes is None:
-        return _unprobed(result.gap, result)
+        return _unprobed(result)
     assert case.told is not None
     obeyed = _obeyed(case, result.probes.get("faults") or {})
     result.by_files = {fact: finding.cause for fact, finding in obeyed.items()}
@@ -293,8 +295,16 @@ def _obeyed(case: Case, faults: Mapping[str, Any]) -> dict[str, Finding]:
     }
 
 
-def _unprobed(gap: Gap | None, result: Diagnosis) -> list[Finding]:
+def _unprobed(result: Diagnosis) -> list[Finding]:
     """An engine that was only watched: it keeps what the files give, or less, and files cannot say why."""
+    if result.others:
+        summary = (
+            f"The counters of {result.others} of {result.served['prompts']} requests hold other rounds than their "
+            "answers have tokens for: others used the engine at the same time, so nothing is compared."
+        )
+        shown = Evidence("requests whose counts do not add up", result.others, 0, "metrics page, request by request")
+        return [Finding("others-served", "note", summary, [shown])]
+    gap = result.gap
     if gap is None or not gap.proven or gap.value is None:
         return []
     return [_falls_short(gap, result, [])]
@@ -334,6 +344,8 @@ def _conclude(result: Diagnosis, everything: list[Finding], case: Case, expect: 
         if told and told["status"] == "differs" and not grave and not any(f.cause in HARMLESS for f in everything):
             left.append(NotChecked(stage, "the engine differs here and nothing that is known explains it", needed=True))
             break
+    if result.others:
+        left.append(NotChecked("observed", "others used the engine while it was asked", needed=True))
     if result.expected is None and result.served["temperature"] == 0:
         left.append(NotChecked("expected", "the served text is not the target's own greedy text, so no walk was made"))
     counted = result.expected

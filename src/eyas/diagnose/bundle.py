@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas import files, inventory
-from eyas.diagnose import findings
+from eyas.diagnose import findings, stage_findings
 from eyas.diagnose.probes import first_apart
 from eyas.diagnose.result import divergence, ruled_out
 from eyas.errors import InputError
@@ -99,7 +99,7 @@ def judged(path: Path) -> dict[str, Any]:
         known = {f.cause: f for f in old}
         obeyed = {fact: known[cause] for fact, cause in (told.get("by_files") or {}).items() if cause in known}
         live = [
-            *findings.of_resolved(engine.get("resolved") or {}),
+            *stage_findings.of_resolved(engine.get("resolved") or {}),
             *findings.of_probes(
                 probes,
                 told.get("trained") or {},

@@ -85,6 +85,14 @@ def of_walk(measured: Measured, records: Sequence[Record], draft_tokens: int) ->
     return Counted(at_least[:, 0], at_least[:, 1:], "walk")
 
 
+def others(counted: Counted, tokens: Sequence[int]) -> int:
+    """Texts whose rounds do not make their ``tokens``: the first comes from prefill, each round gives what it kept and
+    one more, and the last may be cut."""
+    made = 1 + counted.rounds + counted.hits.sum(1)
+    over = made - np.asarray(tokens)
+    return int(((over < 0) | (over > counted.hits.shape[1])).sum())
+
+
 @dataclass(frozen=True)
 class Gap:
     """Expected minus observed: accept length, and the joint rate of each depth."""

@@ -12,7 +12,8 @@ from eyas.check.engine import judge_engine
 from eyas.checkpoint import inspect
 from eyas.checkpoint import read as read_checkpoint
 from eyas.diagnose.result import Diagnosis
-from eyas.dialects.wiring import TargetFacts
+from eyas.diagnose.stage_findings import of_resolved
+from eyas.dialects.wiring import Runner, TargetFacts
 from eyas.engines.live import About
 from eyas.errors import CheckpointError, EnvironmentFault, InputError
 from eyas.results import CheckResult, Evidence, Finding, NotChecked, judge
@@ -32,6 +33,7 @@ def died(
     """Files and tables alone; nothing was served, so nothing is said of curves."""
     began = time.monotonic()
     case = Case(name or folder.name)
+    case.findings += of_resolved(about.resolved)
     try:
         case.files = read_checkpoint(folder)
         case.findings += inspect(case.files, target)
@@ -44,7 +46,7 @@ def died(
     host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
     asked = f"{about.name}=={about.version}" if about.version else about.name
     try:
-        judge_engine(case, asked, None, flags, host)
+        judge_engine(case, asked, _runner(about), about.flags or flags, host)
     except InputError as error:
         case.not_checked.append(NotChecked("engine", error.message))
     case.not_checked.append(NotChecked("engine", fault.message, needed=True))
@@ -62,3 +64,7 @@ def died(
     )
     served = {"prompts": 0, "tokens": 0, "seconds": {}}
     return Diagnosis(checked, about, served)
+
+
+def _runner(about: About) -> Runner | None:
+    return "v1" if about.runner == "v1" else "v2" if about.runner == "v2" else None

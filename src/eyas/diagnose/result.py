@@ -45,6 +45,8 @@ class Diagnosis:
     probes: dict[str, Any] | None = None
     repairs: list[dict[str, Any]] = field(default_factory=list)
     conversations: list[dict[str, Any]] = field(default_factory=list)
+    others: int = 0
+    """Requests whose counts hold somebody else's."""
     facts: dict[str, Any] = field(default_factory=dict)
     by_files: dict[str, str] = field(default_factory=dict)
     """Facts that the files themselves configure wrongly, and the cause they are named by."""

@@ -9,7 +9,7 @@ Letters: K depths, H drafter width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyas.diagnose.inputs import AHEAD, Status, _short
-from eyas.diagnose.reference import Reference, error
+from eyas.diagnose.reference import Reference
 from eyas.diagnose.replay import Replay
 from eyas.diagnose.served import Served
 from eyas.variants import Facts, build, table
@@ -31,7 +31,7 @@ TRIED = ("embedding", "residual", "residual_kept", "norm_gain", "rope", "rope_la
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Median relative error of the states by depth, ``errors`` [K]; ``matched``: the facts that make it vanish, with
+    """Mean relative error of the states by depth, ``errors`` [K]; ``matched``: the facts that make it vanish, with
     the error they leave, and ``rivals`` that leave as little."""
 
     status: Status
@@ -66,7 +66,7 @@ def states(
     """``fed``: what the feedback was seen to be, which says in which form the engine's states were recorded."""
     if not any(r.turn.fused is not None for t in reference.texts for r in t.rounds):
         return None
-    found = _errors(reference, {}, fed, MANY_TEXTS, MANY_ROUNDS)
+    found = _errors(reference, {}, fed, _many(reference))
     if found is None:
         return None
     errors, n = found
@@ -79,7 +79,8 @@ def _search(
     reference: Reference, errors: list[float], n: int, fed: Mapping[str, Any], heard: Callable[[str], None]
 ) -> States:
     """One fact at a time, the best kept, until the states are the engine's or nothing helps."""
-    here = _errors(reference, {}, fed, FEW_TEXTS, FEW_ROUNDS)
+    where = _where(reference, fed)
+    here = _errors(reference, {}, fed, where)
     assert here is not None
     at: dict[str, Any] = {}
     left = max(here[0])
@@ -90,7 +91,7 @@ def _search(
         scored: list[tuple[float, dict[str, Any]]] = []
         for change in _changes(reference, at):
             heard(table.name_of(change))
-            got = _errors(reference, {**at, **change}, fed, FEW_TEXTS, FEW_ROUNDS)
+            got = _errors(reference, {**at, **change}, fed, where)
             tried += 1
             if got is not None:
                 scored.append((max(got[0]), change))
@@ -106,7 +107,7 @@ def _search(
             break
     if left > reference.near:
         return States("differs", errors, n, tried=tried, nearest=nearest)
-    whole = _errors(reference, at, fed, MANY_TEXTS, MANY_ROUNDS)
+    whole = _errors(reference, at, fed, _many(reference))
     assert whole is not None
     matched = max(whole[0]) <= reference.near
     return States("differs", errors, n, at if matched else {}, whole[0], rivals, tried, nearest)
@@ -124,38 +125,62 @@ def _changes(reference: Reference, at: Facts) -> Iterator[dict[str, Any]]:
     yield from ({"cache": cache} for cache in ("all", "own", "zeros", "kept") if base.get("cache", "all") != cache)
 
 
+Where = Sequence[tuple[Served, int]]
+"""Texts, and how many of the rounds of each."""
+
+
 def _errors(
-    reference: Reference, changes: Facts, fed: Mapping[str, Any], texts: int, rounds: int
+    reference: Reference, changes: Facts, fed: Mapping[str, Any], where: Where
 ) -> tuple[list[float], int] | None:
-    """Median relative error [K] over the rounds, and how many those were; None where it cannot be built."""
-    drafter = build(reference.parts, {**reference.facts, **changes})
+    """Mean relative error [K] over the rounds, and how many those were; None where it cannot be built. A mean, for a
+    fault may be felt in few rounds only."""
+    by_text = [_by_round(reference, changes, fed, text, rounds) for text, rounds in where]
+    found = [one for one in by_text if one is not None and len(one)]
+    if not found:
+        return None
+    K = min(one.shape[1] for one in found)
+    every = torch.cat([one[:, :K] for one in found]).nan_to_num(nan=float("inf"))
+    return every.mean(0).tolist(), len(every)
+
+
+def _by_round(reference: Reference, changes: Facts, fed: Mapping[str, Any], text: Served, rounds: int) -> Tensor | None:
+    """Relative errors [rounds, K] of one text."""
+    facts = {**reference.facts, **changes}
+    drafter = build(reference.parts, facts)
     if drafter is None:
         return None
     normed = bool(fed.get("normed"))
-    got: list[Tensor] = []
-    meant: list[Tensor] = []
-    for text in _texts(reference, texts):
-        replay = Replay(drafter, {**reference.facts, **changes}, len(text.ids))
-        drafting = 0
-        for now in text.rounds:
-            if now.turn.fused is None:
-                break
-            played = replay.turn(now.turn, now.first, torch.from_numpy(now.turn.fused))
-            if now.last < text.prompt - 1:
-                continue
-            got.append(drafter.norm(played.pre) if normed else played.pre)
-            meant.append(torch.from_numpy(now.turn.post if normed else now.turn.pre))
-            drafting += 1
-            if drafting == rounds:
-                break
-    if not got:
-        return None
-    K = min(len(g) for g in got)
-    errors = [error(torch.stack([g[k] for g in got]), torch.stack([m[k] for m in meant])) for k in range(K)]
-    return errors, len(got)
+    replay = Replay(drafter, facts, len(text.ids))
+    found: list[Tensor] = []
+    for now in text.rounds:
+        if now.turn.fused is None or len(found) == rounds:
+            break
+        played = replay.turn(now.turn, now.first, torch.from_numpy(now.turn.fused))
+        if now.last < text.prompt - 1:
+            continue
+        got = drafter.norm(played.pre) if normed else played.pre
+        meant = torch.from_numpy(now.turn.post if normed else now.turn.pre)
+        found.append((got - meant).norm(dim=-1) / meant.norm(dim=-1).clamp(min=1e-12))
+    return torch.stack(found) if found else None
 
 
-def _texts(reference: Reference, texts: int) -> list[Served]:
-    """Only those fed from their first slot on: the others lean on keys that nobody saw."""
-    whole = [t for t in reference.texts if t.whole and t.rounds]
-    return sorted(whole, key=lambda t: t.prompt)[:texts]
+def _many(reference: Reference) -> Where:
+    return [(text, MANY_ROUNDS) for text in _whole(reference)[:MANY_TEXTS]]
+
+
+def _where(reference: Reference, fed: Mapping[str, Any]) -> Where:
+    """A few rounds of the texts in which the states are off the soonest: those that tell readings apart."""
+    soonest: list[tuple[int, int, Served]] = []
+    for i, text in enumerate(_whole(reference)[:MANY_TEXTS]):
+        errors = _by_round(reference, {}, fed, text, MANY_ROUNDS)
+        if errors is None:
+            continue
+        off = (errors.nan_to_num(nan=float("inf")).amax(1) > reference.near).nonzero().flatten()
+        if len(off):
+            soonest.append((int(off[0]), i, text))
+    return [(text, first + FEW_ROUNDS) for first, _, text in sorted(soonest, key=lambda s: s[:2])[:FEW_TEXTS]]
+
+
+def _whole(reference: Reference) -> list[Served]:
+    """Texts fed from their first slot on, the shortest prompts first: the others lean on keys that nobody saw."""
+    return sorted((t for t in reference.texts if t.whole and t.rounds), key=lambda t: t.prompt)

@@ -35,6 +35,11 @@ class Asker:
         """GET without ``body``, else POST. EnvironmentFault where nobody answers, InputError for an answer that is
         none; both in the engine's words."""
         status, raw = self._body(path, body, seconds)
+        if status >= 500:
+            raise EnvironmentFault(
+                f"{self.url}{path} says HTTP {status}: {_words(raw)}",
+                way_out=f"Look at the log of {self.what}: the fault is inside it.",
+            )
         if status != 200:
             raise InputError(
                 f"{self.url}{path} says HTTP {status}: {_words(raw)}",

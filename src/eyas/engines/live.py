@@ -62,6 +62,8 @@ class About:
     runner: str | None = None
     url: str | None = None
     command: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    """As it was started with, for the tables; not written down."""
     resolved: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)

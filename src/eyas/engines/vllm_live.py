@@ -71,7 +71,7 @@ class Vllm:
         chosen = port or child.free_port()
         words = command(python, target, drafter, chosen, draft_tokens, flags, extension[0], probing)
         process = Child(words, environment(extension[1]), "vLLM")
-        about = About("vllm", "launched", url=None, command=told(words, target, drafter))
+        about = About("vllm", "launched", url=None, command=told(words, target, drafter), flags=served_with(words))
         if probing:
             about.unseen.append("graphs and the prefix cache, which are off while it is probed")
         return cls(f"http://127.0.0.1:{chosen}", about, process, concurrency)
@@ -188,9 +188,9 @@ class Vllm:
         }
         try:
             told = self.asker.ask("/v1/completions", body)
-        except EnvironmentFault:
-            if self._process is not None and (code := self._process.code) is not None:
-                raise self._died(f"ended with {code} while it answered") from None
+        except EnvironmentFault as fault:
+            if self._process is not None:
+                raise self._died(f"failed while it answered ({fault.message})") from None
             raise
         seconds = time.monotonic() - began
         answer = answered(told, f"cmpl-eyas-{number}-0", tuple(ids), seconds)
@@ -306,6 +306,18 @@ def command(
     if probing:
         words += [flag for flag in ("--enforce-eager", "--no-enable-prefix-caching") if flag not in rest]
     return words
+
+
+def served_with(words: Sequence[str]) -> list[str]:
+    """The flags of a command line of ours that the tables know: all but where it listens and what is mixed in."""
+    known: list[str] = []
+    left = iter(words[5:])  # python -m module --model PATH
+    for word in left:
+        if word in OURS:
+            next(left, None)
+        else:
+            known.append(word)
+    return known
 
 
 def _without(flags: Sequence[str], *names: str) -> tuple[list[str], str | None]:
