@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from eyas import target as targets
-from eyas.engines import child, vllm_live
+from eyas.engines import child, vllm_live, vllm_talk
 from eyas.engines.child import Child, Identity
 from eyas.engines.live import Counters
 from eyas.engines.vllm_live import Vllm
@@ -196,7 +196,7 @@ def test_the_users_speculative_config_stays(tmp_path: Path) -> None:
         "--dtype",
         "half",
     ]
-    words = vllm_live.command(Path("py"), tmp_path, tmp_path / "d", 1, None, given, "a.B", True)
+    words = vllm_talk.command(Path("py"), tmp_path, tmp_path / "d", 1, None, given, "a.B", True)
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {"method": "eagle", "num_speculative_tokens": 7, "model": str(tmp_path / "d")}
     assert words.count("--speculative-config") == 1
@@ -246,13 +246,13 @@ def test_an_engine_that_cannot_be_probed_is_asked_all_the_same(tmp_path: Path, m
 
 def test_counters_of_a_page() -> None:
     said = json.loads(FIXTURE.read_text(encoding="utf-8"))
-    before, after = (vllm_live.counters(said[f"/metrics {when}"]) for when in ("before", "after"))
+    before, after = (vllm_talk.counters(said[f"/metrics {when}"]) for when in ("before", "after"))
     assert before is not None
     assert after is not None
     made = after.since(before)
     assert made.drafted == 4 * made.rounds == 48
     assert list(made.accepted) == sorted(made.accepted, reverse=True)
-    assert vllm_live.counters("nothing of speculation\n") is None
+    assert vllm_talk.counters("nothing of speculation\n") is None
 
 
 # -- the verb ---------------------------------------------------------------------------------------------------------

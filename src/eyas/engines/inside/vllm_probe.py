@@ -17,8 +17,10 @@ B requests, T rows, C*D tap width, H drafter width, K drafted tokens, N top logi
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -295,8 +297,6 @@ class Pass:
 
 def _named(drafter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of ``propose`` by name, given by position or not."""
-    import inspect
-
     signature = inspect.signature(type(drafter).propose)
     return dict(signature.bind(drafter, *args, **kwargs).arguments)
 
@@ -313,8 +313,7 @@ def _float(tensor: Any) -> np.ndarray:
 
 def _floats(name: str, tensor: Any) -> dict[str, np.ndarray]:
     """Rows as narrow as the engine has them: bf16 as its bits under NAME_bf16."""
-    import torch  # vLLM's own
-
-    if tensor.dtype == torch.bfloat16:
-        return {f"{name}_bf16": tensor.detach().cpu().view(torch.uint16).numpy()}
+    if str(tensor.dtype) == "torch.bfloat16":
+        bits = sys.modules["torch"].uint16  # vLLM's own torch
+        return {f"{name}_bf16": tensor.detach().cpu().view(bits).numpy()}
     return {name: _float(tensor)}
