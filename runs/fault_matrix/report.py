@@ -71,9 +71,9 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     told = ["# Fault matrix: real vLLM, faults put in, what `eyas diagnose` names", ""]
     told += [
         "Made by `make fault-matrix` (`python -m runs.fault_matrix --report` writes it); rows: `fault-matrix.jsonl`.",
-        "`without it` is the accept length that the reference gives on the same text. Rows serve different amounts of text",
-        "(6 prompts of 32 tokens for most; 10 of 40 to clear one; 14 of 48 where files are swept), so lengths compare",
-        "within a row only.",
+        "`without it` is the accept length that the reference gives on the same text. Rows serve different amounts",
+        "of it (6 prompts of 32 tokens for most; 10 of 40 to clear one; 14 of 48 where files are swept), so lengths",
+        "compare within a row only.",
         "",
     ]
     for kind, title in (
