@@ -238,10 +238,8 @@ def _confirm(done: Pass, confirm: Pool, scores: Scores, limits: Limits, progress
             break
     better = [t for t in chosen if t.outcome == "better"]
     if better:
-        first = max(better, key=lambda t: t.confirmed.kept_per_slot if t.confirmed else 0.0)
-        tied = [first, *(t for t in chosen if t is not first and _ties(t, first, bar))]
-        done.winner = next((t for t in tied if _plain(t, done.base)), first)  # of equals the plainest story
-        done.ties = [t for t in tied if t is not done.winner]
+        done.winner = max(better, key=lambda t: t.confirmed.kept_per_slot if t.confirmed else 0.0)
+        done.ties = [t for t in chosen if t is not done.winner and _ties(t, done.winner, bar)]
         for tie in done.ties:
             tie.outcome = "tied"
 
@@ -283,15 +281,6 @@ def _ties(other: Trial, winner: Trial, bar: float) -> bool:
         return False
     apart = z_of(winner.confirmed, other.confirmed)
     return apart < 3.0 and not (apart > 1.0 and log_z_of(winner.confirmed, other.confirmed) > bar)
-
-
-def _plain(trial: Trial, base: Mapping[str, Any]) -> bool:
-    """Whether one mistake makes it: taps that all moved alike, or changed places."""
-    if set(trial.changes) != {"taps"}:
-        return False
-    was, now = tuple(base["taps"]), tuple(trial.changes["taps"])
-    moved = {b - a if isinstance(a, int) and isinstance(b, int) else None for a, b in zip(was, now, strict=False)}
-    return sorted(map(str, was)) == sorted(map(str, now)) or (len(moved) == 1 and None not in moved)
 
 
 def _pruned(best: dict[str, Any], base: Facts, scores: Scores, confirm: Pool) -> dict[str, Any]:
