@@ -38,6 +38,7 @@ class Faults:
     map_to: Tensor | None = None  # target id said for each draft id
     keep: int | None = None  # tokens kept in every round, whatever the target says
     stop_at: int | None = None  # no draft from slots past it
+    clamp: int | None = None  # positions of a draft past it become 0, as vLLM's do at its limit
     tokens_shifted: int = 1
     wipe: bool = False  # the cache is forgotten before every pass
     seen: list[int] = field(default_factory=list)
@@ -111,6 +112,8 @@ def _turns(
                 fed_state = {"own": drafter.feedback(engine.state[0, 0]), "target": engine.fused[0, -1],
                              "before": before}[faults.feedback]  # fmt: skip
                 token, position, hidden = rows["said"][-1], position + faults.step, fed_state
+                if faults.clamp is not None and position > faults.clamp:
+                    position = 0
                 before = engine.state[0, 0]
                 engine.state = engine._through(hidden[None, None], torch.tensor([[token]]), torch.tensor([[position]]))
             elif before is None or faults.feedback == "before":

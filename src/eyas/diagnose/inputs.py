@@ -68,17 +68,20 @@ def tokens(texts: Sequence[Served]) -> Tokens:
 
 @dataclass(frozen=True)
 class Positions:
-    """``offset`` of a row's rope position from its slot, None where it is not one number; ``step`` with each depth."""
+    """``offset`` of a row's rope position from its slot, None where it is not one number; ``step`` with each depth, and
+    ``steps`` how often which."""
 
     status: Status
     rows: int
     offset: int | None
     step: int | None
     offsets: dict[int, int] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"status": self.status, "rows": self.rows, "offset": self.offset, "step": self.step,
-                "offsets": {str(k): v for k, v in self.offsets.items()}}  # fmt: skip
+                "offsets": {str(k): v for k, v in self.offsets.items()},
+                "steps": {str(k): v for k, v in self.steps.items()}}  # fmt: skip
 
 
 def positions(texts: Sequence[Served]) -> Positions:
@@ -95,7 +98,14 @@ def positions(texts: Sequence[Served]) -> Positions:
     offset = next(iter(offsets)) if len(offsets) == 1 else None
     step = next(iter(steps)) if len(steps) == 1 else None
     right = offset == 0 and (step == 1 or not steps)
-    return Positions("equal" if right else "differs", rows, offset, step if steps else 1, dict(offsets.most_common(6)))
+    return Positions(
+        "equal" if right else "differs",
+        rows,
+        offset,
+        step if steps else 1,
+        dict(offsets.most_common(6)),
+        dict(steps.most_common(6)),
+    )
 
 
 @dataclass(frozen=True, eq=False)

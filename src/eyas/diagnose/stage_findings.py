@@ -58,6 +58,15 @@ def of_positions(positions: Json | None, drafted: Json | None) -> Iterator[Findi
         return
     constant = positions["offset"] is not None
     same = (drafted or {}).get("status") == "equal"
+    if positions["offset"] == 0:  # every first row is right, some later step is not
+        yield Finding(
+            "position-limit-short",
+            "note" if same else "likely",
+            "Some draft steps do not advance the rope position by one: engines clamp it at their limit, and then the "
+            "last tokens before it are drafted from a wrong place.",
+            [Evidence("position of a step minus that before, by rows", positions["steps"], {"1": "all"}, PROBE)],
+        )
+        return
     yield Finding(
         "positions-off-by-one",
         "note" if same else "likely",
