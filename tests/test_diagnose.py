@@ -239,7 +239,9 @@ def test_the_observed_curve_is_that_of_the_reading_that_runs() -> None:
     wrong = healthy(taps=(2, 3, 6))
     found = collected(Faults(wrong))
     theirs = served(found.answers, found.turns)
-    reference = Reference(target(), parts()[0], healthy(), LiveStock(target(), records(theirs)), theirs, 1e-3)
+    reference = Reference(
+        target(), parts()[0], healthy(), healthy(), LiveStock(target(), records(theirs)), theirs, 1e-3
+    )
     walked = curves.walked(reference, wrong, K)
     assert walked is not None
     rounds, hits = outputs.counted(theirs, K)

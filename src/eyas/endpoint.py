@@ -92,7 +92,7 @@ class Endpoint:
         self._client = httpx.Client(
             timeout=httpx.Timeout(timeout, connect=30.0),
             limits=limits,
-            headers=_key(),
+            headers=key_header(),
             verify=self.url.startswith("https"),  # certificates are slow to load, and plain http has no use for them
         )
         self.model = model
@@ -271,7 +271,8 @@ def shown(url: str) -> str:
     return url.partition("://")[2]
 
 
-def _key() -> dict[str, str]:
+def key_header() -> dict[str, str]:
+    """From the environment, or none."""
     key = next((value for name in KEYS if (value := os.environ.get(name, "").strip())), None)
     return {"Authorization": f"Bearer {key}"} if key else {}
 

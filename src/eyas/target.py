@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from eyas import placement, resolve, target_ends
+from eyas.dialects.wiring import TargetFacts
 from eyas.errors import TargetError, UsageError
 from eyas.placement import DeviceMap, device_of, weight_of
 from eyas.unpack import explained, materialise, quiet
@@ -135,6 +136,10 @@ class Target:
 
     def eos_ids(self) -> frozenset[int]:
         return eos_ids(getattr(self.model, "generation_config", None), self.config, self.tokenizer)
+
+    @property
+    def facts(self) -> TargetFacts:
+        return TargetFacts(self.architecture, self.num_layers, self.hidden_size, self.vocab_size)
 
     def identity(self) -> dict[str, Any]:
         """Which target this is, as a contract and a store of states write it down."""

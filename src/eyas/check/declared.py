@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from eyas.check.case import Case
-from eyas.dialects.wiring import Files, TargetFacts
+from eyas.dialects.wiring import Files
 from eyas.errors import CheckpointError
 from eyas.records import Record
 from eyas.results import Evidence, Finding
@@ -20,7 +20,7 @@ def look_at_config(case: Case, target: Target, records: Sequence[Record]) -> Non
     """Notes: what of it does harm depends on who reads it, or is measured."""
     assert case.files is not None
     config, tensors = case.files.config, case.files.inventory.tensors
-    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    host = target.facts
     with suppress(CheckpointError):  # a value of another type than its key is for is said where it is read
         case.findings += keys.two_places(Files(config, tensors), host)
     said = config.get("quantization_config")

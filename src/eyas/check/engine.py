@@ -82,7 +82,7 @@ def spelled_for(engine: str | None, contract: Contract, config: Mapping[str, Any
 def layers_meant(files: Checkpoint, engine: str, target: Target) -> tuple[int, ...] | None:
     """The taps that the ids of the config are to ``engine``; None where it cannot say."""
     asked = engines.asked(engine)
-    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    host = target.facts
     with suppress(CheckpointError):
         return asked.dialect.wire(Files(files.config, files.inventory.tensors), host, asked.launch).taps
     return None
@@ -99,7 +99,7 @@ def spell_fixes(case: Case, engine: str | None, target: Target) -> None:
     contract = fitting(case)
     if not facts or contract is None:
         return
-    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    host = target.facts
     try:
         words = spelled_for(engine, contract, case.files.config, host)
     except CheckpointError as error:

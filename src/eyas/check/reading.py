@@ -11,7 +11,7 @@ from eyas.checkpoint import Checkpoint, shape_for
 from eyas.checkpoint.findings import readings
 from eyas.contract import Contract
 from eyas.dialects.meaning import Meaning, meaning
-from eyas.dialects.wiring import Files, TargetFacts
+from eyas.dialects.wiring import Files
 from eyas.drafter import DrafterConfig
 from eyas.errors import CheckpointError
 from eyas.target import Target
@@ -112,7 +112,7 @@ def _spelled_otherwise(files: Checkpoint, target: Target, contract: Contract) ->
 
 
 def _meaning(files: Checkpoint, target: Target) -> Meaning | None:
-    facts = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
+    facts = target.facts
     try:
         return meaning(Files(files.config, files.inventory.tensors), facts, files.folder.name)
     except CheckpointError:  # its words are those of `eyas show`; the shape was read, so it can be run

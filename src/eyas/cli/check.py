@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -176,10 +175,7 @@ def beside(
         )
     steps: list[Callable[[Case], None]] = []
     if engine is not None:
-        try:
-            words = tuple(shlex.split(flags or ""))
-        except ValueError as error:
-            raise UsageError(f"--flags {flags!r} cannot be split: {error}.", way_out="Close its quotes.") from error
+        words = common.split(flags or "", "--flags")
         engines.asked(engine, runner, words)
         known = host.read(resolve.target_config(target))
         steps.append(lambda case: judge_engine(case, engine, runner, words, known))

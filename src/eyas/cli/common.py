@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,6 +127,16 @@ def invalid_option(error: ValidationError, verb: str, **options: str) -> UsageEr
     field = str(first["loc"][0])
     option = options.get(field, field.replace("_", "-"))
     return UsageError(f"--{option} {first['input']!r}: {first['msg']}.", way_out=f"See `eyas {verb} --help`.")
+
+
+def split(flags: str, option: str) -> tuple[str, ...]:
+    """The words of an engine's flags, given as one string."""
+    from eyas.errors import UsageError
+
+    try:
+        return tuple(shlex.split(flags))
+    except ValueError as error:
+        raise UsageError(f"{option} {flags!r} cannot be split: {error}.", way_out="Close its quotes.") from error
 
 
 def write_result(value: object, where: Path | None) -> None:

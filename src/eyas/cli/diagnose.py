@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from eyas.diagnose import Diagnosis
     from eyas.engines.vllm_live import Vllm
     from eyas.target import Target
-
-START = 60  # seconds that vLLM takes to start a small model on two cores
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def diagnose(
     if bundle is not None:
         told = from_bundle(bundle)
     else:
-        flags = words(engine_flags)
+        flags = common.split(engine_flags, "--engine-flags")
         arguments = {"verb": "diagnose", "checkpoint": checkpoint, "target": target, "dtype": dtype, "engine": engine,
                      "engine_flags": flags, "url": url, "prompts": prompts, "limit": limit,
                      "max_new_tokens": max_new_tokens, "temperature": temperature}  # fmt: skip
@@ -131,15 +128,6 @@ def named(checkpoint: str | None, engine: str, engine_python: Path | None, url: 
             "An engine is either started (--engine-python) or attached to (--url).",
             way_out="Pass --engine-python …/bin/python of an environment with vLLM, or --url http://host:port.",
         )
-
-
-def words(flags: str) -> tuple[str, ...]:
-    from eyas.errors import UsageError
-
-    try:
-        return tuple(shlex.split(flags))
-    except ValueError as error:
-        raise UsageError(f"--engine-flags {flags!r} cannot be split: {error}.", way_out="Close its quotes.") from error
 
 
 def asked(prompts: str, limit: int, max_new_tokens: int, target: Target) -> Asks:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,7 +43,7 @@ def show(
     from eyas.show import read_files
     from eyas.show import show as show_drafter
 
-    asked = [engines.asked(text, runner, tuple(shlex.split(flags or ""))) for text in engine or []]
+    asked = [engines.asked(text, runner, common.split(flags or "", "--flags")) for text in engine or []]
     names = sorted({one.name for one in asked})
     if len(names) != 1 and (flags or engine_python):
         raise UsageError(

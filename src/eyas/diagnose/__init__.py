@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from eyas.check import Case, check
-from eyas.check.engine import judge_engine
 from eyas.check.losses import same
+from eyas.curve import Measured
 from eyas.diagnose import curves, findings, outputs, stage_findings, text
 from eyas.diagnose import probes as stages
 from eyas.diagnose.curves import Counted, Gap
@@ -27,7 +27,7 @@ from eyas.diagnose.reference import NEAR, Reference
 from eyas.diagnose.repairs import Repairs, repairs
 from eyas.diagnose.result import Diagnosis
 from eyas.diagnose.served import Served, records, served
-from eyas.dialects.wiring import TargetFacts
+from eyas.diagnose.tables import ask_tables
 from eyas.engines import recording
 from eyas.engines.live import About, Answer, Counters, Engine
 from eyas.engines.recording import Turn
@@ -132,14 +132,14 @@ def diagnose(
         draft_tokens=max(draft_tokens, EXPECT_DRAFT_TOKENS),
         expect=expect,
         sweeping="doubts",
-        engine=_asked(collected.about),
+        engine=collected.about.asked,
         arguments=arguments,
         evidence=(*evidence, lambda case: None),
         tried=heard,
         case=case,
     )
     files = list(case.findings)
-    _ask_tables(case, collected.about, collected.about.flags or flags, target)
+    ask_tables(case, collected.about, flags, target)
     engine = [f for f in case.findings if f not in files]
     result = Diagnosis(checked, collected.about, _served(collected, draft_tokens, time.monotonic() - began))
     reference = _reference(case, target, stock, texts, collected.about)
@@ -148,8 +148,8 @@ def diagnose(
         _conclude(result, findings.merged(live, files, engine, proven=False), case, expect)
         return result
     result.facts = dict(reference.facts)
-    _compare(result, reference, collected, draft_tokens, heard)
-    live = [*stage_findings.of_resolved(collected.about.resolved), *_live(result, reference, case)]
+    mended = _compare(result, reference, collected, case.measured, draft_tokens, heard)
+    live = [*stage_findings.of_resolved(collected.about.resolved), *_live(result, reference, case, mended)]
     proven = result.probes is not None and stages.first_apart(result.probes) in (None, "metrics")
     everything = findings.merged(live, _without_worth(files), engine, proven)
     _conclude(result, everything, case, expect)
@@ -162,20 +162,6 @@ def diagnose(
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _asked(about: About) -> str | None:
-    return f"{about.name}=={about.version}" if about.version else about.name
-
-
-def _ask_tables(case: Case, about: About, flags: Sequence[str], target: Target) -> None:
-    """What the tables say this engine does with these files."""
-    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
-    runner = about.runner if about.runner in ("v1", "v2") else None
-    try:
-        judge_engine(case, _asked(about) or about.name, runner, flags, host)  # type: ignore[arg-type]
-    except InputError as error:  # a version that the tables do not know
-        case.not_checked.append(NotChecked("engine", error.message))
-
-
 def _reference(case: Case, target: Target, stock: LiveStock, texts: Sequence[Served], about: About) -> Reference | None:
     """The drafter as it was trained: as measured, where files had to be doubted, else as its contract says."""
     if case.parts is None or case.told is None:
@@ -183,22 +169,23 @@ def _reference(case: Case, target: Target, stock: LiveStock, texts: Sequence[Ser
     facts = case.swept.best if case.swept is not None else case.told.declared
     precision = str(about.model.get("dtype") or about.resolved.get("model.dtype", "")).replace("torch.", "")
     near = max(NEAR.get(precision, NEAR["bfloat16"]), NEAR[str(target.dtype).replace("torch.", "")])
-    reference = Reference(target, case.parts, facts, stock, texts, near)
-    reference.cache["spelled"] = case.told.configured
-    if case.measured is not None and all(same(case.told.configured.get(f), facts.get(f)) for f in facts):
-        reference.cache["measured"] = case.measured
-    return reference
+    return Reference(target, case.parts, facts, case.told.configured, stock, texts, near)
 
 
 def _compare(
-    result: Diagnosis, reference: Reference, collected: Collected, draft_tokens: int, heard: Callable[[str], None]
-) -> None:
-    """Curves, gap, probes, and what each fault is worth."""
+    result: Diagnosis,
+    reference: Reference,
+    collected: Collected,
+    measured: Measured | None,
+    draft_tokens: int,
+    heard: Callable[[str], None],
+) -> Repairs | None:
+    """Curves, gap, probes, and what each fault is worth. ``measured`` is as the files are spelled."""
     heard("running the target over the served text")
-    measured = reference.cache.get("measured")
+    as_trained = all(same(reference.spelled.get(fact), value) for fact, value in reference.facts.items())
     expected = (
         curves.of_walk(measured, reference.stock.records, draft_tokens)
-        if measured is not None
+        if measured is not None and as_trained
         else curves.walked(reference, reference.facts, draft_tokens)
     )
     observed = _observed(reference, collected, draft_tokens)
@@ -208,16 +195,17 @@ def _compare(
     if expected is not None and observed is not None and not result.others:
         result.gap = curves.gap(expected, observed)
     if not any(t.rounds for t in reference.texts) or observed is None:
-        return
+        return None
     probed = stages.probe(reference, observed, collected.page, collected.prompt, collected.temperature, heard)
     result.probes = {**probed.to_json(), "bytes": collected.probe.get("bytes")}
-    if probed.faults and expected is not None:
-        heard("mending one fault after another in the reference")
-        mended = repairs(reference, probed.faults, expected, draft_tokens)
-        result.repairs = _ladder(mended, probed, reference, observed)
-        reference.cache["repairs"] = mended
-        if mended.as_is is not None and mended.as_is.length.value is not None and expected.length.value is not None:
-            result.explained = expected.length.value - mended.as_is.length.value
+    if not probed.faults or expected is None:
+        return None
+    heard("mending one fault after another in the reference")
+    mended = repairs(reference, probed.faults, expected, draft_tokens)
+    result.repairs = _ladder(mended, probed, reference)
+    if mended.as_is is not None and mended.as_is.length.value is not None and expected.length.value is not None:
+        result.explained = expected.length.value - mended.as_is.length.value
+    return mended
 
 
 def _observed(reference: Reference, collected: Collected, draft_tokens: int) -> Counted | None:
@@ -236,7 +224,7 @@ def _observed(reference: Reference, collected: Collected, draft_tokens: int) -> 
     return None
 
 
-def _ladder(mended: Repairs, probed: Probed, reference: Reference, observed: Counted) -> list[dict[str, Any]]:
+def _ladder(mended: Repairs, probed: Probed, reference: Reference) -> list[dict[str, Any]]:
     told = []
     for step in mended.steps:
         slug = findings.slug_of(
@@ -261,7 +249,7 @@ def _ladder(mended: Repairs, probed: Probed, reference: Reference, observed: Cou
     return told
 
 
-def _live(result: Diagnosis, reference: Reference, case: Case) -> list[Finding]:
+def _live(result: Diagnosis, reference: Reference, case: Case, mended: Repairs | None) -> list[Finding]:
     if result.probes is None:
         return _unprobed(result)
     assert case.told is not None
@@ -272,7 +260,7 @@ def _live(result: Diagnosis, reference: Reference, case: Case) -> list[Finding]:
         reference.facts,
         num_layers=reference.target.num_layers,
         named=case.told.named,
-        repairs=reference.cache.get("repairs"),
+        repairs=mended,
         by_files=obeyed,
         short=result.gap is not None and result.gap.proven,
     )
@@ -291,7 +279,7 @@ def _obeyed(case: Case, faults: Mapping[str, Any]) -> dict[str, Finding]:
     return {
         fact: finding
         for fact, finding in _by_files(case).items()
-        if fact in faults and same(faults[fact], text.listed(configured.get(fact)))
+        if fact in faults and same(faults[fact], configured.get(fact))
     }
 
 

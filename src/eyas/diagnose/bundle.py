@@ -32,7 +32,6 @@ from eyas.results import SCHEMA, Evidence, Finding, Rival, eyas_version, graver_
 MOST = 64 << 20  # bytes that a member may unpack to
 MEMBERS = ("result.json", "config.json", "header.json", "tokens.json")
 SECRET = ("conversations",)  # holds text
-NOT_TEXT = ("by_text",)  # counts a text each; kept
 HOSTS = ("url",)
 
 

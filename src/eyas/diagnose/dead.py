@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eyas import provenance
-from eyas.check import Case
-from eyas.check.engine import judge_engine
-from eyas.checkpoint import inspect
-from eyas.checkpoint import read as read_checkpoint
+from eyas.check import Case, read_files
 from eyas.diagnose.result import Diagnosis
 from eyas.diagnose.stage_findings import of_resolved
-from eyas.dialects.wiring import Runner, TargetFacts
+from eyas.diagnose.tables import ask_tables
 from eyas.engines.live import About
-from eyas.errors import CheckpointError, EnvironmentFault, InputError
-from eyas.results import CheckResult, Evidence, Finding, NotChecked, judge
+from eyas.errors import EnvironmentFault
+from eyas.results import CheckResult, NotChecked, judge
 from eyas.target import Target
 
 
@@ -34,21 +31,8 @@ def died(
     began = time.monotonic()
     case = Case(name or folder.name)
     case.findings += of_resolved(about.resolved)
-    try:
-        case.files = read_checkpoint(folder)
-        case.findings += inspect(case.files, target)
-    except CheckpointError as error:
-        case.findings.append(
-            Finding(
-                "checkpoint-unreadable", "fatal", error.message, [Evidence("files", str(error), "readable", case.name)]
-            )
-        )
-    host = TargetFacts(target.architecture, target.num_layers, target.hidden_size, target.vocab_size)
-    asked = f"{about.name}=={about.version}" if about.version else about.name
-    try:
-        judge_engine(case, asked, _runner(about), about.flags or flags, host)
-    except InputError as error:
-        case.not_checked.append(NotChecked("engine", error.message))
+    read_files(case, folder, target)
+    ask_tables(case, about, flags, target)
     case.not_checked.append(NotChecked("engine", fault.message, needed=True))
     verdict = judge(case.findings, length_at_4=None, not_checked=case.not_checked)
     checked = CheckResult(
@@ -64,7 +48,3 @@ def died(
     )
     served = {"prompts": 0, "tokens": 0, "seconds": {}}
     return Diagnosis(checked, about, served)
-
-
-def _runner(about: About) -> Runner | None:
-    return "v1" if about.runner == "v1" else "v2" if about.runner == "v2" else None

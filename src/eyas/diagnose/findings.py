@@ -78,7 +78,7 @@ def of_faults(
             f"The engine runs {name_of({fact: value})}; the drafter was trained with {name_of({fact: trained})}"
             + (": it changes no drafted token of this text." if same else f"{_costs(cost)}."),
             [*_seen(fact, probes, trained), *_priced(cost)],
-            rivals=_rivals(fact, probes, slug, num_layers, named, trained),
+            rivals=_rivals(fact, probes),
         )
 
 
@@ -177,7 +177,7 @@ def _seen(fact: str, probes: Json, trained: Any) -> list[Evidence]:
     ]
 
 
-def _rivals(fact: str, probes: Json, slug: str, num_layers: int, named: bool, trained: Any) -> list[Rival]:
+def _rivals(fact: str, probes: Json) -> list[Rival]:
     """Readings of the layer that gave the same states."""
     states = probes.get("states") or {}
     if fact not in ((states.get("matched") or {}).get("facts") or {}):

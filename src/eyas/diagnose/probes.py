@@ -3,7 +3,7 @@ engine and the reference part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +152,8 @@ def metrics(observed: Counted, page: Counters | None, cut: int = 0) -> dict[str,
     return {"status": "equal" if same else "differs", "counted": counted, "page": told}
 
 
-def first_apart(stages: Mapping[str, Any], names: Sequence[str] = STAGES) -> str | None:
-    return next((name for name in names if (stages.get(name) or {}).get("status") == "differs"), None)
+def first_apart(stages: Mapping[str, Any]) -> str | None:
+    return next((name for name in STAGES if (stages.get(name) or {}).get("status") == "differs"), None)
 
 
 def _plain(value: Any) -> Any:

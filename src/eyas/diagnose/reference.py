@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eyas import variants
+from eyas.compare import median_error
 from eyas.diagnose.served import Served
 from eyas.states.live import LiveStock
 from eyas.target import Target
@@ -28,12 +29,13 @@ MOST_ROWS = 2048  # rows whose taps are compared with every tap
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """``facts`` is how the drafter was trained, ``texts`` what was served, in the order of ``stock.records``; ``near``
-    the relative error that counts as equal."""
+    """``facts`` is how the drafter was trained, ``spelled`` how the files say that it is run, ``texts`` what was
+    served, in the order of ``stock.records``; ``near`` the relative error that counts as equal."""
 
     target: Target
     parts: Parts
     facts: Facts
+    spelled: Facts
     stock: LiveStock
     texts: Sequence[Served]
     near: float
@@ -110,7 +112,4 @@ def _chosen(texts: Sequence[Served]) -> list[tuple[int, int]]:
 
 def error(got: Tensor, meant: Tensor) -> float:
     """Median over rows [R, D] of |got - meant| / |meant|; infinite where a number is none."""
-    if not len(got):
-        return float("inf")
-    far = (got - meant).norm(dim=-1) / meant.norm(dim=-1).clamp(min=1e-12)
-    return float(far.nan_to_num(nan=float("inf")).median())
+    return float(median_error(got, meant)) if len(got) else float("inf")

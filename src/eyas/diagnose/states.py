@@ -120,8 +120,8 @@ def _changes(reference: Reference, at: Facts) -> Iterator[dict[str, Any]]:
         if next(iter(change)) in TRIED:
             yield change
     # What the files' own keys say where they are not how it was trained: an engine may have believed them.
-    spelled = reference.cache.get("spelled") or {}
-    yield from ({fact: value} for fact, value in spelled.items() if fact in TRIED and base.get(fact) != value)
+    spelled = reference.spelled.items()
+    yield from ({fact: value} for fact, value in spelled if fact in TRIED and base.get(fact) != value)
     yield from ({"cache": cache} for cache in ("all", "own", "zeros", "kept") if base.get("cache", "all") != cache)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from eyas.diagnose.reference import Reference
-from eyas.diagnose.served import Served
+from eyas.diagnose.served import Served, matched, verified
 
 TIES = {torch.float32: 1e-3}  # of the two best logits, within which rounding decides
 HALF = 0.5  # the same for half precision, whose logits are that coarse
@@ -46,15 +46,8 @@ def _one(reference: Reference, text: Served) -> dict[str, Any]:
         return str(tokenizer.decode([token])) if tokenizer is not None else f"<{token}>"
 
     rounds: list[dict[str, Any]] = []
-    for now, after in zip(text.rounds, (*text.rounds[1:], None), strict=True):
-        if now.last < text.prompt - 1 or now.last + 2 > len(text.ids):
-            continue
-        from_text = 0
-        for k, token in enumerate(now.turn.draft_ids.tolist()):
-            if text.wanted(now.last, k) != token:
-                break
-            from_text = k + 1
-        kept = len(after.turn.token_ids) - 1 if after is not None else from_text
+    for now, shown in verified(text):
+        kept = shown if shown >= 0 else matched(text, now)
         drafted = []
         for k, token in enumerate(now.turn.draft_ids.tolist()):
             wanted = text.wanted(now.last, k) if k == kept else None
@@ -78,8 +71,3 @@ def plain(value: Any) -> str:
     if isinstance(value, tuple | list):
         return ", ".join("none" if v is None else str(v) for v in value)
     return str(value)
-
-
-def listed(value: Any) -> Any:
-    """As JSON holds it."""
-    return list(value) if isinstance(value, tuple) else value

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.dialects.wiring import Files, Runner
+from eyas.engines.child import OURS
 from eyas.errors import EnvironmentFault, UsageError, did_you_mean
 
 INSIDE = Path(__file__).parent / "inside"
@@ -134,7 +135,6 @@ def _understood(engine: str, python: Path, code: int, said: str, complaints: str
 
 def _environment() -> dict[str, str]:
     """Ours without what belongs to our Python, and without a way to the network's model hub."""
-    ours = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONPATH", "VIRTUAL_ENV")
-    kept = {key: value for key, value in os.environ.items() if key not in ours}
+    kept = {key: value for key, value in os.environ.items() if key not in OURS}
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     return {**kept, "VLLM_CPU_KVCACHE_SPACE": "1", **offline}

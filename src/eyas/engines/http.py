@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import httpx
 
+from eyas.endpoint import key_header
 from eyas.errors import EnvironmentFault, InputError
 
 MOST = 64 << 20  # bytes of one answer
-KEYS = ("EYAS_API_KEY", "OPENAI_API_KEY")
 SHOWN = 300  # characters of an engine's own words
 
 
@@ -20,10 +19,9 @@ class Asker:
 
     def __init__(self, url: str, what: str, *, seconds: float = 600.0) -> None:
         self.url, self.what = url.rstrip("/"), what
-        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
         self._client = httpx.Client(
             timeout=httpx.Timeout(seconds, connect=10.0),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=key_header(),
             trust_env=False,
             verify=self.url.startswith("https"),
         )

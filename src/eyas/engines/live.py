@@ -68,6 +68,11 @@ class About:
     model: dict[str, Any] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
 
+    @property
+    def asked(self) -> str:
+        """NAME==VERSION, as the tables are asked."""
+        return f"{self.name}=={self.version}" if self.version else self.name
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,

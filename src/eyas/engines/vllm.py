@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from eyas.engines import child
 from eyas.errors import EnvironmentFault
 
 SCRIPT = Path(__file__).parent / "inside" / "vllm_taps.py"
@@ -93,13 +93,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop it, whatever it does."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        child.end_group(self._process.pid, self._process)
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._replies.close()
@@ -124,7 +118,7 @@ class Engine:
 
 def _environment() -> dict[str, str]:
     """Ours, without what belongs to our Python; its workers must find the script by name."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")}
+    kept = {k: v for k, v in os.environ.items() if k not in child.OURS}
     usual = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ class Vllm:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _one(self, number: int, ids: Sequence[int], max_tokens: int, temperature: float) -> Answer:
-        before = self._single() if self._concurrency == 1 else None
+        before = self.metrics() if self._concurrency == 1 else None
         began = time.monotonic()
         body = {
             "model": self._model,
@@ -200,23 +201,11 @@ class Vllm:
             raise
         seconds = time.monotonic() - began
         answer = answered(told, f"cmpl-eyas-{number}-0", tuple(ids), seconds)
-        after = self._single() if before is not None else None
+        after = self.metrics() if before is not None else None
         if before is None or after is None:
             return answer
-        counts = after.since(before)
-        return Answer(
-            answer.request,
-            answer.prompt_ids,
-            answer.token_ids,
-            answer.finish_reason,
-            seconds,
-            counts.rounds,
-            counts.accepted,
-        )
-
-    def _single(self) -> Counters | None:
-        """Counters between two requests, where one at a time is asked."""
-        return self.metrics()
+        counts = after.since(before)  # one request at a time: what grew is its own
+        return replace(answer, rounds=counts.rounds, accepted=counts.accepted)
 
     def rendered(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...] | None:
         """A chat as the engine's own template renders it, in token ids; None where it does not tell."""

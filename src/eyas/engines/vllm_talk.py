@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.engines import child, scrape
+from eyas.endpoint import KEYS
+from eyas.engines import child
 from eyas.engines.live import Answer, Counters
+from eyas.engines.scrape import pages, sampled
 from eyas.errors import InputError, UsageError
 from eyas.provenance import publishable
 
 INSIDE = Path(__file__).parent / "inside"
 SPECULATIVE = "--speculative-config"
 OURS = ("--host", "--port", "--model", "--worker-extension-cls", "--served-model-name", "--api-key", "--root-path")
-COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos", "generation_tokens")
+GENERATED = "vllm:generation_tokens_total"
 
 
 def command(
@@ -96,7 +98,7 @@ def _named(word: str, names: Mapping[str, str]) -> str:
 
 def environment(folder: Path) -> dict[str, str]:
     """Ours without what belongs to our Python; its workers find the probe by name in ``folder``."""
-    kept = {k: v for k, v in os.environ.items() if k not in child.OURS and k not in ("EYAS_API_KEY", "OPENAI_API_KEY")}
+    kept = {k: v for k, v in os.environ.items() if k not in (*child.OURS, *KEYS)}
     usual = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "HF_HUB_OFFLINE": "1",
@@ -135,22 +137,11 @@ def answered(told: Any, request: str, ids: tuple[int, ...], seconds: float) -> A
 def counters(text: str) -> Counters | None:
     """Counters of a metrics page, over all its engines; None where it knows no speculation."""
     try:
-        scrape.read([text.encode()], "metrics")
+        told = sampled.grown(None, sampled.page(text.encode(), "metrics"))
     except InputError:
         return None
-    sums: dict[str, int] = dict.fromkeys(COUNTERS, 0)
-    hits: dict[int, int] = {}
-    for line in text.splitlines():
-        if not line.startswith("vllm:"):
-            continue
-        name, labels, value = scrape.pages.sample(line)
-        short = name.removeprefix("vllm:").removeprefix("spec_decode_").removesuffix("_total")
-        if short == "num_accepted_tokens_per_pos":
-            hits[int(labels["position"])] = hits.get(int(labels["position"]), 0) + int(value)
-        elif short in sums:
-            sums[short] += int(value)
-    accepted = tuple(hits[k] for k in sorted(hits))
-    return Counters(sums["num_drafts"], sums["num_draft_tokens"], accepted, sums["generation_tokens"])
+    made = [pages.sample(line)[2] for line in text.splitlines() if line.startswith(GENERATED)]
+    return Counters(told.rounds, told.drafted, told.hits, int(sum(made)))
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
