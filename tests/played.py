@@ -119,7 +119,7 @@ def _turns(
             elif before is None or faults.feedback == "before":
                 before = engine.fused[0, -1]
             pre = engine.state[0, 0]
-            post = drafter.norm(pre)
+            post = drafter.norm(pre) if getattr(drafter, "head_norm", True) else pre
             values, rank = drafter.logits(pre).topk(TOP)
             mapping = drafter.draft_to_target if faults.map_to is None else faults.map_to
             for name, value in (("ids", token), ("at", position), ("fed", hidden), ("post", post),

@@ -139,6 +139,7 @@ SINGLE: dict[str, tuple[dict[str, Any], str]] = {
     "taps of others": ({"facts": {"taps": (2, 3, 6)}}, "taps-differ"),
     "taps swapped": ({"facts": {"taps": (3, 0, 7)}}, "taps-swapped"),
     "feedback after the norm": ({"facts": {"feedback": "after the last norm"}}, "feedback-post-norm"),
+    "head norm skipped": ({"facts": {"head_norm": False}}, "head-norm-skipped"),
     "feedback frozen": ({"feedback": "target"}, "feedback-target-state"),
     "feedback stale": ({"feedback": "before"}, "feedback-stale"),
     "residual": ({"facts": {"residual": "after hidden_norm"}}, "norm-before-residual-ignored"),

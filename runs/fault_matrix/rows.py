@@ -185,6 +185,8 @@ LATER = [
 FLAGS = [
     Row("method eagle", one("algorithm-eagle"), speculative={"method": "eagle"}),
     Row("every draft kept", one("acceptance-faked"), engine=("every draft kept",)),
+    # vLLM 0.32 on a CPU: the temperatures of a verify pass stay what the memory held (utils/cpu_triton_utils.py:390).
+    Row("temperature 0.8, on a CPU", one("sampling-differs"), temperature=0.8, count=10, tokens=40),
     Row("synthetic acceptance", one("acceptance-faked"), speculative={"rejection_sample_method": "synthetic",
         "synthetic_acceptance_length": 3.0}),
     Row("another chat template", one("template-differs"),
@@ -197,8 +199,8 @@ HEALTHY = [
     Row("healthy, no contract", keeps_contract=False, count=48, tokens=64),
     Row("healthy, code prompts", prompts="humaneval"),
     Row("healthy, arithmetic prompts", prompts="gsm8k"),
-    Row("healthy, other prompts", first=40),
-    Row("healthy, temperature 0.8", temperature=0.8),
+    Row("healthy, other prompts", first=40, count=14, tokens=40),
+    Row("healthy, temperature 0.8", temperature=0.8, engine=("temperature expanded",), count=10, tokens=40),
     Row("healthy, long answers", count=6, tokens=120),
     Row("healthy, two drafted tokens", draft_tokens=2),
 ]

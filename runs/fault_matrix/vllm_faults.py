@@ -289,6 +289,20 @@ def head_norm_skipped(runner: Any, drafter: Any) -> None:
     model.forward = passed
 
 
+def temperature_expanded(runner: Any, drafter: Any) -> None:
+    """No fault but its mending: vLLM 0.32 on a CPU writes the temperatures of the rows into a copy that it drops."""
+    import vllm.v1.sample.rejection_sampler as sampler  # only a running engine has it
+
+    def expanded(
+        x: torch.Tensor, ends: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> torch.Tensor:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        rows = torch.repeat_interleave(x, counts.long())
+        return torch.where(rows == replace_from, torch.full_like(rows, replace_to), rows)
+
+    sampler.expand_batch_to_tokens = expanded
+
+
 def nan_states(runner: Any, drafter: Any) -> None:
     model = drafter.model
     forward = model.forward
@@ -341,5 +355,6 @@ FAULTS: dict[str, Any] = {
     "map zeroed": map_zeroed,
     "map shuffled": map_shuffled,
     "head norm skipped": head_norm_skipped,
+    "temperature expanded": temperature_expanded,
     "NaN in one pass of ten": nan_states,
 }

@@ -281,6 +281,10 @@ speculation-idle: Requests run, but no round is drafted.
   See whether the engine turns drafts off at this load or for these requests (vLLM warns in its log), and restart it.
 cache-drift: Acceptance sinks with uptime and a restart cures it: cache blocks are overwritten.
   Turn prefix caching off; if that holds, upgrade the engine and report the two settings.
+sampling-differs: What the engine says at this temperature is not drawn from the target's own law.
+  Serve at temperature 0, or without a drafter, and report it (vLLM 0.32 on a CPU leaves that temperature unset).
+setting-costs: A setting of the engine costs drafted tokens: turned, and nothing else, they are kept.
+  Serve with the setting that keeps them, upgrade the engine, and report the two settings with their counts.
 [flags]
 contract-missing: The checkpoint carries no contract, so every fact here is inferred.
   Write one with `eyas export` once the check has passed.

@@ -6,15 +6,22 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from eyas import resolve
+from eyas import prompts, resolve
 from eyas import target as targets
+from eyas.diagnose import toggles
+from eyas.diagnose.curves import Counted
+from eyas.engines.toggles import Toggle, of_vllm
 from eyas.engines.vllm_live import Vllm
+from eyas.render import Renderer
 
+FAULTS = Path(__file__).parents[2] / "runs" / "fault_matrix"
 DRAFTERS = Path(__file__).parents[1] / "fixtures" / "drafters"
 CASE = DRAFTERS / "smollm2-taps-0-2-15"  # trained on taps 0, 2, 15: no engine's default
 FLAGS = "--dtype float32 --max-model-len 1024"
@@ -113,3 +120,49 @@ def test_a_drafter_that_vllm_refuses(vllm_python: Path, tmp_path: Path) -> None:
     assert told["verdict"] == "broken"
     assert grave(told)[0] == "weights-missing"
     assert "q_prj" in json.dumps(told["not_checked"])
+
+
+class Breaking(Vllm):
+    """A vLLM that feeds its drafter a frozen state as long as its prefix cache is on."""
+
+    def ready(self, heard: Callable[[str], None] = lambda what: None) -> None:
+        super().ready(heard)
+        if self.about.resolved["cache.enable_prefix_caching"]:
+            assert "error" not in self.call("eyas_break", json.dumps(["feedback frozen"]))
+
+
+def test_a_setting_that_costs_is_found_by_turning_it(vllm_python: Path) -> None:
+    target = targets.load("smollm2")
+    folder = target.folder
+    assert folder is not None
+    flags = [*FLAGS.split(), "--enforce-eager"]
+    drafter = resolve.drafter("smollm2-eagle3")
+    chats = [p.messages() for p in prompts.load("mt-bench", 12)]
+    renderer = Renderer(target.tokenizer, target.eos_ids())
+    ids = [renderer.ids(chat, prompt=True) for chat in chats]
+
+    def begin(toggle: Toggle) -> Vllm:
+        return Breaking.launch(
+            vllm_python, folder, drafter, draft_tokens=4, flags=[*flags, *toggle.flags], probing=False,
+            concurrency=toggle.concurrency or 8, extension=("vllm_faults.FaultyProbe", FAULTS),
+        )  # fmt: skip
+
+    sound = Vllm.launch(vllm_python, folder, drafter, draft_tokens=4, flags=flags, probing=False)
+    try:
+        sound.ready()
+        answers = sound.generate(ids, 48)
+        page = sound.metrics()
+        resolved = dict(sound.about.resolved)
+    finally:
+        sound.stop()
+    assert page is not None
+    expected = Counted(np.array([page.rounds]), np.array([page.accepted]), "metrics")
+    choice = of_vllm(flags, resolved, [len(i) for i in ids], 8)
+    tried = toggles.turned(begin, choice, toggles.Asking(ids, 48, answers, 50.0, 20.0), expected)
+    told = {t.toggle.name: t.outcome for t in tried}
+    assert [t.toggle.name for t in tried if t.helps] == ["prefix cache"], told
+    assert told["graphs"] == "not tried: it runs eager already"
+    assert told["batch"] == "no difference"
+    (finding,) = toggles.findings(tried)
+    assert finding.cause == "setting-costs"
+    assert "--no-enable-prefix-caching" in (finding.fix or "")

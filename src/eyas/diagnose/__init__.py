@@ -183,11 +183,14 @@ def _compare(
     """Curves, gap, probes, and what each fault is worth. ``measured`` is as the files are spelled."""
     heard("running the target over the served text")
     as_trained = all(same(reference.spelled.get(fact), value) for fact, value in reference.facts.items())
-    expected = (
-        curves.of_walk(measured, reference.stock.records, draft_tokens)
-        if measured is not None and as_trained
-        else curves.walked(reference, reference.facts, draft_tokens)
-    )
+
+    def walk(K: int) -> Counted | None:
+        if measured is not None and as_trained:
+            return curves.of_walk(measured, reference.stock.records, K)
+        return curves.walked(reference, reference.facts, K)
+
+    expected = walk(draft_tokens)
+    result.at_4 = expected if draft_tokens == EXPECT_DRAFT_TOKENS else walk(EXPECT_DRAFT_TOKENS)
     observed = _observed(reference, collected, draft_tokens)
     result.expected, result.observed = expected, observed
     if observed is not None and observed.source == "metrics":
@@ -336,7 +339,7 @@ def _conclude(result: Diagnosis, everything: list[Finding], case: Case, expect: 
         left.append(NotChecked("observed", "others used the engine while it was asked", needed=True))
     if result.expected is None and result.served["temperature"] == 0:
         left.append(NotChecked("expected", "the served text is not the target's own greedy text, so no walk was made"))
-    counted = result.expected
+    counted = result.at_4
     if counted is None and result.served["temperature"] > 0 and _stages_equal(result.probes):
         counted = result.observed  # sampled text has no walk, and every stage was seen to be right
     length = counted.length if counted is not None else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eyas import provenance
-from eyas.check import Case, read_files
+from eyas.check import Case, load_weights, read_files
 from eyas.diagnose.result import Diagnosis
 from eyas.diagnose.stage_findings import of_resolved
 from eyas.diagnose.tables import ask_tables
@@ -27,11 +27,13 @@ def died(
     name: str | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> Diagnosis:
-    """Files and tables alone; nothing was served, so nothing is said of curves."""
+    """Files, weights and tables alone; nothing was served, so nothing is said of curves."""
     began = time.monotonic()
     case = Case(name or folder.name)
     case.findings += of_resolved(about.resolved)
     read_files(case, folder, target)
+    if case.files is not None and not any(f.severity == "fatal" for f in case.findings):
+        load_weights(case, target)  # NaN, or a map that leaves the vocabulary, ends an engine while it answers
     ask_tables(case, about, flags, target)
     case.not_checked.append(NotChecked("engine", fault.message, needed=True))
     verdict = judge(case.findings, length_at_4=None, not_checked=case.not_checked)

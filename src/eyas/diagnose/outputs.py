@@ -21,6 +21,7 @@ from eyas.diagnose import served
 from eyas.diagnose.inputs import AHEAD, Status, _short
 from eyas.diagnose.reference import Reference, error
 from eyas.diagnose.served import Round, Served
+from eyas.diagnose.stage_findings import APART
 from eyas.engines.recording import Turn
 
 SAID = 512  # chains whose logits are looked at
@@ -60,7 +61,8 @@ def feedback(reference: Reference) -> Feedback | None:
     }
     errors = {name: error(fed, state) for name, state in known.items() if name != "zeros"}
     errors["zeros"] = 0.0 if not bool(fed.any()) else float("inf")
-    normed = error(known["before the last norm"], known["after the last norm"]) <= 1e-6
+    alike = error(known["before the last norm"], known["after the last norm"]) <= 1e-6
+    normed = alike and _unit(reference, known["after the last norm"])
     best = min(errors, key=lambda name: errors[name])
     found = best if errors[best] <= reference.near else None
     if normed and found == "before the last norm":
@@ -69,6 +71,19 @@ def feedback(reference: Reference) -> Feedback | None:
     count = sum(turn.depths - 1 for turn in turns)
     right = found == reference.facts.get("feedback", "before the last norm") and same == count
     return Feedback("equal" if right else "differs", found, errors, normed, (same, count))
+
+
+def _unit(reference: Reference, states: Tensor) -> bool:
+    """Whether states [R, H] come out of the last norm: without its gain, as it is or one more or none, they have RMS 1.
+
+    Where what is recorded on both sides of the norm is alike, both are after it (norm_output) or it was skipped.
+    """
+    drafter = reference.drafter()
+    if drafter is None:
+        return True
+    gain = drafter.norm.weight.float()
+    rms = [(states.float() / g).square().mean(-1).sqrt() for g in (gain, gain + 1, torch.ones_like(gain))]
+    return any(bool(((r - 1).abs() < 0.02).float().mean() > MOST) for r in rms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +221,7 @@ def drafting(text: Served) -> list[tuple[Turn, int]]:
 class Acceptance:
     """Rounds whose kept tokens are the leading ones of the target's own (``as_greedy``), more, or fewer. Of a sampled
     text instead, by depth, tokens ``kept`` of those reached and how many the target's own probabilities make likely;
-    ``z`` is how far the two are apart in standard errors."""
+    ``z`` is how far the two are apart in standard errors, ``text_z`` how far the text is from a sample of them."""
 
     status: Status
     rounds: int
@@ -215,11 +230,13 @@ class Acceptance:
     fewer: int = 0
     sampled: list[dict[str, Any]] = field(default_factory=list)
     z: float | None = None
+    text_z: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"status": self.status, "rounds": self.rounds, "as_greedy": self.as_greedy, "more": self.more,
                 "fewer": self.fewer, "sampled": self.sampled,
-                "z": None if self.z is None else round(self.z, 2)}  # fmt: skip
+                "z": None if self.z is None else round(self.z, 2),
+                "text_z": None if self.text_z is None else round(self.text_z, 2)}  # fmt: skip
 
 
 def acceptance(texts: Sequence[Served], truths: Sequence[np.ndarray]) -> Acceptance:
@@ -243,9 +260,6 @@ def acceptance(texts: Sequence[Served], truths: Sequence[np.ndarray]) -> Accepta
     if not rounds:
         return Acceptance("not seen", 0)
     return Acceptance("equal" if same >= MOST * rounds else "differs", rounds, same, more, fewer)
-
-
-APART = 4.0  # standard errors
 
 
 @torch.no_grad()
@@ -275,7 +289,29 @@ def sampled(reference: Reference, temperature: float) -> Acceptance:
     z = float((hits.sum() - likely.sum()) / max(np.sqrt(spread.sum()), 1e-9))
     table = [{"depth": k, "reached": int(reached[k]), "kept": int(hits[k]), "likely": round(float(likely[k]), 2)}
              for k in range(K)]  # fmt: skip
-    return Acceptance("equal" if abs(z) <= APART else "differs", rounds, sampled=table, z=z)
+    text_z = surprise(reference, temperature)
+    equal = max(abs(z), abs(text_z)) <= APART
+    return Acceptance("equal" if equal else "differs", rounds, sampled=table, z=z, text_z=text_z)
+
+
+@torch.no_grad()
+def surprise(reference: Reference, temperature: float) -> float:
+    """How much less likely the answers are than samples of the target's law at this temperature, in standard errors.
+
+    A sampled token x has -log p(x) of mean H(p), the entropy of its row, and of a known spread, whatever came before.
+    """
+    over = spread = 0.0
+    for i, text in enumerate(reference.texts):
+        states = reference.stock.states(i, (reference.target.num_layers,))
+        rows = states[text.prompt - 1 : len(text.ids) - 1]  # row t speaks of the token at t + 1
+        logits = reference.target.logits(reference.target.norm(rows.to(reference.target.dtype))).double()
+        logp = (logits / temperature).log_softmax(-1)
+        p = logp.exp()
+        entropy = -torch.xlogy(p, p).sum(-1)
+        said = torch.from_numpy(np.asarray(text.ids[text.prompt :]))[: len(rows), None]
+        over += float((-logp.gather(1, said)[:, 0] - entropy).sum())
+        spread += float(((p * logp.square()).nan_to_num(nan=0.0).sum(-1) - entropy.square()).sum())
+    return over / float(np.sqrt(max(spread, 1e-9)))
 
 
 def shown(text: Served) -> Iterator[tuple[Round, int]]:

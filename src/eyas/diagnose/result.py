@@ -40,6 +40,8 @@ class Diagnosis:
     served: dict[str, Any]
     expected: Counted | None = None
     observed: Counted | None = None
+    at_4: Counted | None = None
+    """Expected at the drafted tokens that a verdict is given at, whatever is served."""
     gap: Gap | None = None
     explained: float | None = None
     probes: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from eyas.results import Evidence, Finding, Rival
 
 Json = Mapping[str, Any]
 PROBE = "probe of the running drafter"
+APART = 4.0  # standard errors
 FAKED = 0.02  # of the rounds that keep what the target would not choose: more than near ties make
 ROWS: Mapping[str, tuple[str, str]] = {
     "rotated": (
@@ -156,7 +157,19 @@ def of_acceptance(acceptance: Json | None) -> Iterator[Finding]:
     if not acceptance or acceptance["status"] != "differs":
         return
     more, fewer, rounds = (acceptance[k] for k in ("more", "fewer", "rounds"))
-    if acceptance["z"] is not None:
+    if abs(acceptance.get("text_z") or 0.0) > APART:
+        z = acceptance["text_z"]
+        yield Finding(
+            "sampling-differs",
+            "likely",
+            "The text is no sample of the target at this temperature: its tokens are "
+            f"{'less' if z > 0 else 'more'} likely than a sample's, so what is kept says nothing of the drafter.",
+            [
+                Evidence("surprise of the text above that of a sample, in standard errors", z, "within 4", PROBE),
+                Evidence("drafted tokens kept against likely, in standard errors", acceptance["z"], "within 4", PROBE),
+            ],
+        )
+    elif acceptance["z"] is not None:
         kept, likely = (sum(d[k] for d in acceptance["sampled"]) for k in ("kept", "likely"))
         yield Finding(
             "acceptance-faked" if acceptance["z"] > 0 else "flag-overridden",
