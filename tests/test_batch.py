@@ -206,7 +206,7 @@ def law(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 @pytest.mark.parametrize("top_k", [None, 1, 7])
 @pytest.mark.parametrize("narrow", [4, 256])  # a nucleus that ends inside the candidates looked at, or does not
 def test_draws_follow_the_law(top_p: float, top_k: int | None, narrow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.decode.sample.NARROW", narrow)
+    monkeypatch.setattr("eyas.decode.law.NARROW", narrow)
     sampling = Sampling(temperature=0.8, top_p=top_p, top_k=top_k)
     logits = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 2
     n = 4000

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tiny
-from eyas.decode import pack
+from eyas.decode import kernel, pack
 from eyas.decode.loop import generate
 from eyas.decode.plain import plain
 from eyas.target import Target
@@ -18,11 +18,16 @@ from eyas.target import Target
 pytestmark = pytest.mark.skipif(pack.unsuited(tiny.target("llama")) is not None, reason="this torch has no oneDNN")
 
 
-@pytest.fixture
-def everything_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["layouts", "kernel"])
+def everything_counts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Tiny weights are below the size worth packing, and tiny heads are not wide."""
     monkeypatch.setattr(pack, "SMALLEST", 1)
     monkeypatch.setattr(pack, "WIDE", tiny.DRAFT_VOCAB)
+    if request.param == "layouts":
+        monkeypatch.setattr(kernel, "load", lambda: (None, "not asked for"))
+    elif kernel.load()[0] is None:
+        pytest.skip(str(kernel.load()[1]))
+    return str(request.param)
 
 
 def outputs(module: nn.Linear) -> list[torch.Tensor]:
@@ -32,15 +37,16 @@ def outputs(module: nn.Linear) -> list[torch.Tensor]:
         return [module(torch.randn(shape, generator=generator)) for shape in shapes]
 
 
-@pytest.mark.usefixtures("everything_counts")
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])  # qwen2 has biases, qwen3 a tied head
-def test_every_linear_layer_says_the_same_and_is_itself_again(kind: str) -> None:
+def test_every_linear_layer_says_the_same_and_is_itself_again(kind: str, everything_counts: str) -> None:
     target, drafter = tiny.target(kind), tiny.drafter(kind)
     linears = [m for model in (target.model, drafter) for m in model.modules() if isinstance(m, nn.Linear)]
     before = [outputs(module) for module in linears]
     with pack.packed(target, drafter) as packing:
         assert (packing.modules, packing.reason) == (len(linears), None)
-        assert packing.bytes == sum(module.weight.numel() * 4 for module in linears)
+        copies = sum(module.weight.numel() * 4 for module in linears)
+        assert packing.bytes == (copies if everything_counts == "layouts" else 0)
+        assert packing.told == ("not asked for" if everything_counts == "layouts" else None)
         assert all("forward" in vars(module) for module in linears)
         during = [outputs(module) for module in linears]
     assert not any("forward" in vars(module) for module in linears)
@@ -48,6 +54,26 @@ def test_every_linear_layer_says_the_same_and_is_itself_again(kind: str) -> None
         for a, b in zip(plainly, packed, strict=True):
             assert a.shape == b.shape
             assert float((a - b).abs().max()) <= 1e-5 * float(a.abs().max())
+
+
+@pytest.mark.skipif(kernel.load()[0] is None, reason=str(kernel.load()[1]))
+def test_the_kernel_is_for_few_rows_and_reads_weights_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: torch.full((*x.shape[:-1], self.out_features), 7.0))
+    module = nn.Linear(16, 8, bias=False).requires_grad_(False)
+    forward = pack.fast_forward(module)
+    module.weight.fill_(0.25)
+    with torch.no_grad():
+        said = {rows: float(forward(torch.ones(1, rows, 16)).unique()) for rows in (1, 2, 32, 33)}
+    assert said == {1: 4.0, 2: 4.0, 32: 4.0, 33: 7.0}
+    assert float(forward(torch.ones(1, 2, 16)).unique()) == 7.0  # with gradients: the module's own
+    module.weight = nn.Parameter(torch.zeros(8, 16))
+    with torch.no_grad():
+        assert float(forward(torch.ones(1, 2, 16)).unique()) == 7.0  # what lay there is not looked at again
+
+
+def test_batches_of_many_rows_are_laid_out() -> None:
+    with pack.packed(tiny.target("llama"), rows=96) as packing:
+        assert "many" in str(packing.told)
 
 
 @pytest.mark.usefixtures("everything_counts")

@@ -62,7 +62,7 @@ class _Again(Exception):
 class Endpoint:
     """``concurrency`` threads that ask; open it with ``with``, ``submit`` asks and ``take`` what came back.
 
-    Errors that pass (429, 5xx, a lost connection, half an answer, nonsense) are tried again, ``TRIES`` times in all
+    Errors that pass (429, 5xx, a lost connection, half an answer, nonsense) are tried again, ``tries`` times in all
     with growing pauses; then, or at once for what will not pass, ``take`` raises.
     """
 
@@ -75,12 +75,13 @@ class Endpoint:
         sampling: Sampling | None = None,
         concurrency: int = 16,
         timeout: float = 600.0,
+        tries: int = TRIES,
         pause: Callable[[float], bool] | None = None,
     ) -> None:
         self.url = base_url(url)
         self.shown = shown(self.url)
         self.max_new_tokens, self.sampling = max_new_tokens, sampling or Sampling()
-        self.concurrency = concurrency
+        self.concurrency, self.tries = concurrency, tries
         self._closing = threading.Event()
         self._pause = pause or self._closing.wait
         self._asks: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
@@ -151,15 +152,20 @@ class Endpoint:
                 self._done.put(error)
 
     def _answer(self, ask: Ask) -> Reply | Refusal:
+        status, body = self._asked(ask, _reply_body)
+        if status != 200:
+            return Refusal(ask.id, f"HTTP {status}: {words(body)}")
+        return _reply(ask.id, json.loads(body))
+
+    def _asked(self, ask: Ask, check: Callable[[bytes], None]) -> tuple[int, bytes]:
+        """Status and body of one ask, with the extras where the server takes them."""
         extras = self._extras
-        status, body = self._persist("POST", "/chat/completions", self._request(ask, extras), _reply_body)
+        status, body = self._persist("POST", "/chat/completions", self._request(ask, extras), check)
         if status == 400 and extras:
-            status, body = self._persist("POST", "/chat/completions", self._request(ask, False), _reply_body)
+            status, body = self._persist("POST", "/chat/completions", self._request(ask, False), check)
             if status == 200:
                 self._extras = False
-        if status != 200:
-            return Refusal(ask.id, f"HTTP {status}: {_words(body)}")
-        return _reply(ask.id, json.loads(body))
+        return status, body
 
     def _request(self, ask: Ask, extras: bool) -> dict[str, Any]:
         request: dict[str, Any] = {
@@ -183,7 +189,7 @@ class Endpoint:
             if wished:
                 return wished  # not every server lists its models
             raise UsageError(
-                f"{self.shown}/models says HTTP {status}: {_words(body)}",
+                f"{self.shown}/models says HTTP {status}: {words(body)}",
                 way_out="Check the URL, or name the model with --url-model.",
             )
         there = _models(json.loads(body))
@@ -205,11 +211,11 @@ class Endpoint:
     ) -> tuple[int, bytes]:
         """Status and body: 200 with a body that passed ``check``, or what is wrong with this one request."""
         wait = 1.0
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, self.tries + 1):
             try:
                 return self._once(method, path, request, check)
             except _Again as again:
-                if attempt == TRIES or (again.wait or 0) > MOST_ASKED_WAIT:
+                if attempt == self.tries or (again.wait or 0) > MOST_ASKED_WAIT:
                     tries = f"{attempt} tries" if attempt > 1 else "1 try"
                     raise EnvironmentFault(
                         f"{self.shown} does not answer ({tries}): {again.why}.",
@@ -225,27 +231,39 @@ class Endpoint:
     ) -> tuple[int, bytes]:
         try:
             with self._client.stream(method, self.url + path, json=request) as response:
-                status, body = response.status_code, _bounded(response)
+                status, body = response.status_code, self._read(response)
                 retry_after = response.headers.get("retry-after")
         except httpx.TimeoutException as error:
             raise _Again(f"no answer in time ({type(error).__name__})") from error
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise _Again(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if status in AGAIN or status >= 500:
-            raise _Again(f"HTTP {status}: {_words(body)}", _seconds(retry_after))
+            raise _Again(f"HTTP {status}: {words(body)}", _seconds(retry_after))
         if status in (401, 403):
             raise UsageError(
-                f"{self.shown} refuses us: HTTP {status}: {_words(body)}",
+                f"{self.shown} refuses us: HTTP {status}: {words(body)}",
                 way_out=f"Put the key into {KEYS[0]} (or {KEYS[1]}); it is read from there and written nowhere.",
             )
         if status == 200:
             check(body)
         elif status not in ONE_ASK and path != "/models":
             raise UsageError(
-                f"{self.shown}{path} says HTTP {status}: {_words(body)}",
+                f"{self.shown}{path} says HTTP {status}: {words(body)}",
                 way_out="Check the URL: it is the part before /chat/completions, mostly http://HOST:PORT/v1.",
             )
         return status, body
+
+    def _read(self, response: httpx.Response) -> bytes:
+        body = bytearray()
+        for chunk in response.iter_bytes():
+            body += chunk
+            self._came(len(body))
+            if len(body) > MAX_BODY_BYTES:
+                raise _Again(f"an answer of more than {MAX_BODY_BYTES // 2**20} MB")
+        return bytes(body)
+
+    def _came(self, size: int) -> None:
+        """``size`` bytes of the body are here; for who wants to know when."""
 
 
 def base_url(url: str) -> str:
@@ -277,15 +295,6 @@ def key_header() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _bounded(response: httpx.Response) -> bytes:
-    body = bytearray()
-    for chunk in response.iter_bytes():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise _Again(f"an answer of more than {MAX_BODY_BYTES // 2**20} MB")
-    return bytes(body)
-
-
 def _seconds(retry_after: str | None) -> float | None:
     """Retry-After in its two spellings, seconds or a date; anything else is no wish."""
     if retry_after is None:
@@ -301,7 +310,7 @@ def _seconds(retry_after: str | None) -> float | None:
     return max(0.0, (then - datetime.now(UTC)).total_seconds()) if then.tzinfo else None
 
 
-def _words(body: bytes) -> str:
+def words(body: bytes) -> str:
     """The server's own words, shortened; OpenAI's error object unwrapped."""
     text = body.decode("utf-8", errors="replace").strip()
     try:
@@ -319,20 +328,20 @@ def _words(body: bytes) -> str:
 
 
 @contextmanager
-def _nonsense(what: str, body: bytes) -> Iterator[None]:
+def nonsense(what: str, body: bytes) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise _Again(f"{what} that is none: {_words(body)!r} ({type(error).__name__}: {error})") from error
+        raise _Again(f"{what} that is none: {words(body)!r} ({type(error).__name__}: {error})") from error
 
 
 def _reply_body(body: bytes) -> None:
-    with _nonsense("an answer", body):
+    with nonsense("an answer", body):
         _reply("", json.loads(body))
 
 
 def _models_body(body: bytes) -> None:
-    with _nonsense("a list of models", body):
+    with nonsense("a list of models", body):
         _models(json.loads(body))
 
 

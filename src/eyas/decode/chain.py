@@ -15,11 +15,16 @@ heads, E head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from eyas.answers import Sampling
+from eyas.decode import law
+from eyas.decode.accept import Drawn
 from eyas.decode.cache import KeyValues
+from eyas.decode.sample import Chance
 from eyas.drafter import Drafter, attend
 
 
@@ -69,9 +74,32 @@ class Chain:
             if tokens:
                 self.feed(tokens[-1])
             tokens.append(self.drafter.to_target_ids(self.logits().argmax(-1)).view(1, 1))
+        self._drop_draft()
+        return torch.cat(tokens, dim=1)[0].tolist()
+
+    @torch.inference_mode()
+    def sample(self, draft_tokens: int, sampling: Sampling, chance: Chance) -> Drawn:
+        """The next ``draft_tokens`` drawn, each from the drafter's own law; ``extend`` before drafting again.
+
+        Its own law is its logits under the answer's temperature, top-k, top-p and min-p. Any law would do, for what is
+        kept has the target's (``accept``); one cut as the target's is wastes no draft on words that cannot be kept.
+        Bias and penalties are left out: they would have to follow the draft through every depth.
+        """
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
+        for _ in range(draft_tokens):
+            if tokens:
+                self.feed(tokens[-1])
+            laws.append(law.cut(_numbers(self.logits())[None], sampling)[0])
+            tokens.append(self.drafter.to_target_ids(chance.pick(laws[-1])).view(1, 1))
+        self._drop_draft()
+        return Drawn(
+            torch.cat(tokens, dim=1)[0].tolist(), torch.stack(laws), cast(Tensor, self.drafter.draft_to_target)
+        )
+
+    def _drop_draft(self) -> None:
         self.truncate(self.committed)
         self.state = None
-        return torch.cat(tokens, dim=1)[0].tolist()
 
     @property
     def length(self) -> int:
@@ -108,3 +136,8 @@ class Chain:
             held = rows <= rows[-S:, None]  # [S, T]
             attended = attend(queries, keys, values, held[None, None])
         return self.drafter.finish(residual, attended, layer)
+
+
+def _numbers(logits: Tensor) -> Tensor:
+    """Logits of a drafter that may be broken: what is not a number is as unlikely as can be, all of it is even odds."""
+    return logits.nan_to_num(nan=torch.finfo(logits.dtype).min)

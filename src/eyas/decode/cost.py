@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas import taps
-from eyas.decode.cache import TargetCache, as_row
+from eyas.decode import passes
 from eyas.decode.chain import Chain
-from eyas.decode.plain import last_logits
 from eyas.drafter import Drafter
 from eyas.target import Target
 
@@ -39,36 +37,44 @@ class PassCost:
 @torch.inference_mode()
 def measure_cost(target: Target, drafter: Drafter, prompt_ids: Sequence[int], draft_tokens: Sequence[int]) -> PassCost:
     """Time the passes that decoding after ``prompt_ids`` would make; sizes are alternated, medians taken."""
-    with taps.reading(target, drafter.config.taps) as reader:
-        cache = TargetCache(target)
-        states = cache.forward(as_row(list(prompt_ids), target))
-        tapped = reader.take()
-        held = cache.length
-        first = int(last_logits(target, states).argmax())
-
-        def verify(rows: int) -> Callable[[], None]:
-            def one() -> None:
-                states = cache.forward(as_row([first] * rows, target))
-                target.logits(states[0]).argmax(-1).tolist()
-                reader.take()
-                cache.truncate(held)
-
-            return one
-
-        chain = Chain(drafter)
-        chain.extend(tapped, [*list(prompt_ids)[1:], first], 0)
-
-        def depth() -> None:
-            token = drafter.to_target_ids(chain.logits().argmax(-1)).view(1, 1)
-            chain.feed(token)
-            chain.truncate(chain.committed)
-
-        work = {rows: verify(rows) for rows in sorted({1, *(k + 1 for k in draft_tokens)})} | {0: depth}
-        times: dict[int, list[float]] = {key: [] for key in work}
-        for _ in range(REPEATS):
-            for key, one in work.items():
-                began = time.perf_counter()
-                one()
-                times[key].append(time.perf_counter() - began)
-    median = {key: statistics.median(values) for key, values in times.items()}
+    work = work_of(target, drafter, prompt_ids, sorted({1, *(k + 1 for k in draft_tokens)}))
+    median = {key: statistics.median(times) for key, times in alternated(work, REPEATS).items()}
     return PassCost(median[1], {k: median[k + 1] for k in draft_tokens}, median[0])
+
+
+def work_of(
+    target: Target, drafter: Drafter, prompt_ids: Sequence[int], rows: Sequence[int]
+) -> dict[int, Callable[[], None]]:
+    """After a prompt: a verify pass by number of rows, head and argmax included; under 0 one draft depth."""
+    fed = passes.of(target, drafter.config.taps)
+    states, tapped = fed.forward(list(prompt_ids))
+    held = fed.length
+    first = int(target.logits(states[-1]).argmax())
+    chain = Chain(drafter)
+    chain.extend(tapped[None], [*list(prompt_ids)[1:], first], 0)
+
+    def verify(rows: int) -> Callable[[], None]:
+        def one() -> None:
+            states, _ = fed.forward([first] * rows)
+            target.logits(states).argmax(-1).tolist()
+            fed.truncate(held)
+
+        return one
+
+    def depth() -> None:
+        token = drafter.to_target_ids(chain.logits().argmax(-1)).view(1, 1)
+        chain.feed(token)
+        chain.truncate(chain.committed)
+
+    return {n: verify(n) for n in rows} | {0: depth}
+
+
+def alternated(work: dict[int, Callable[[], None]], repeats: int) -> dict[int, list[float]]:
+    """Seconds of each piece of work, taken in turns: what else the machine does hits all of them."""
+    times: dict[int, list[float]] = {key: [] for key in work}
+    for _ in range(repeats):
+        for key, one in work.items():
+            began = time.perf_counter()
+            one()
+            times[key].append(time.perf_counter() - began)
+    return times

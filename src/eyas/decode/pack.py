@@ -14,6 +14,9 @@ order is the same and the gains are smaller: none at 1 row, twofold at 5 rows of
 
 Hence: small weights stay as they are, wide ones are packed from 1 row on, the rest from 2 rows on. Elsewhere
 (many rows, other devices, other types) the module's own forward runs.
+
+Where ``kernel`` could be compiled it is the better way for the few rows of a round: it needs no second copy, and five
+rows cost it little more than one. Layouts remain for batches of many rows, and for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from eyas.decode import kernel
 from eyas.drafter import Drafter
 from eyas.target import Target
 
@@ -35,11 +39,15 @@ LAID_OUT_FOR = 8  # rows oneDNN is told to expect; layouts for 4 and 8 measured 
 
 @dataclass(frozen=True)
 class Packing:
-    """How many modules run packed, and what their second copy weighs; or why none does."""
+    """How many modules run the fast way, and what second copies of weights take; or why none does.
+
+    ``told`` is why the compiled kernel is not used, where it is not.
+    """
 
     modules: int
     bytes: int
     reason: str | None
+    told: str | None = None
 
 
 @contextmanager
@@ -48,20 +56,24 @@ def packed(target: Target, drafter: Drafter | None = None, *, rows: int = LAID_O
 
     ``rows``: what a pass mostly has; up to four times as many run packed.
 
-    Each packed weight exists twice meanwhile (a tied head is copied too): count on double the memory. Weights
-    changed inside the context are not seen. Modules are themselves again afterwards. Does nothing, and says
+    Without the compiled kernel, or for more than LAID_OUT_FOR rows, each packed weight exists twice meanwhile (a tied
+    head is copied too) and weights changed inside the context are not seen.
+
+    Modules are themselves again afterwards. Does nothing, and says
     why, where packing does not apply.
     """
     reason = unsuited(target)
+    compiled, told = few_rows_kernel(rows)
     swapped: list[nn.Linear] = []
     try:
         if reason is None:
             for module in candidates(target.model, drafter):
-                module.forward = packed_forward(module, rows)  # type: ignore[method-assign,assignment]
+                module.forward = fast_forward(module, rows)  # type: ignore[method-assign,assignment]
                 swapped.append(module)
             if not swapped:
                 reason = "no linear layer is large enough to gain"
-        yield Packing(len(swapped), sum(m.weight.numel() * 4 for m in swapped), reason)
+        copied = 0 if compiled is not None else sum(m.weight.numel() * 4 for m in swapped)
+        yield Packing(len(swapped), copied, reason, told)
     finally:
         for module in swapped:
             del module.forward
@@ -85,11 +97,42 @@ def candidates(*models: nn.Module | None) -> list[nn.Linear]:
     found: dict[int, nn.Linear] = {}
     for model in models:
         for module in model.modules() if model is not None else ():
-            if type(module) is nn.Linear and "forward" not in vars(module):
-                weight = module.weight
-                if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST:
-                    found[id(module)] = module
+            if type(module) is nn.Linear and "forward" not in vars(module) and gains(module):
+                found[id(module)] = module
     return list(found.values())
+
+
+def gains(module: nn.Linear) -> bool:
+    """Whether a layer is of a kind and size that a faster way is worth its call."""
+    weight = module.weight
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
+
+
+def few_rows_kernel(rows: int) -> tuple[kernel.Kernel | None, str | None]:
+    """The compiled kernel for passes of so many rows, or None and why."""
+    return kernel.load() if rows <= LAID_OUT_FOR else (None, f"{rows} rows are many: a packed layout is faster")
+
+
+def fast_forward(module: nn.Linear, rows: int = LAID_OUT_FOR) -> Callable[[Tensor], Tensor]:
+    """``module``'s forward for passes of about ``rows`` rows, in the fastest way there is here."""
+    compiled, _ = few_rows_kernel(rows)
+    return kernel_forward(compiled, module) if compiled is not None else packed_forward(module, rows)
+
+
+def kernel_forward(compiled: kernel.Kernel, module: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """``module``'s forward, few rows of it through the compiled kernel; its weight is read where it lies."""
+    narrow, wide = module.in_features, module.out_features
+    weight = kernel.Linear.of(module)
+
+    def forward(input: Tensor) -> Tensor:
+        found = input.numel() // narrow
+        if not 1 <= found <= kernel.FEW or input.dtype != torch.float32 or torch.is_grad_enabled():
+            return nn.Linear.forward(module, input)
+        if module.weight.data_ptr() != weight.weight:  # put elsewhere meanwhile
+            return nn.Linear.forward(module, input)
+        return compiled.linear(weight, input.reshape(found, narrow).contiguous()).view(*input.shape[:-1], wide)
+
+    return forward
 
 
 def packed_forward(module: nn.Linear, rows: int = LAID_OUT_FOR) -> Callable[[Tensor], Tensor]:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from eyas.report import pictures, sweep, sweep_pictures, words
+from eyas.report.diagnosis_bound import embedded
 from eyas.report.pictures import training_picture
 
 __all__ = ["Picture", "Section", "Table", "check_page", "page", "training_picture"]
@@ -42,6 +43,8 @@ class Section:
     tables: Sequence[Table] = ()
     findings: Sequence[Json] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """What to type, by whose command line it is for."""
 
     @property
     def meaning(self) -> str:
@@ -62,14 +65,19 @@ _templates = Environment(
 )
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+def page(title: str, sections: Sequence[Section], data: Json | None = None) -> str:
+    """``data`` is the JSON that the page was drawn from, carried inside it."""
     drawn = [
         replace(section, pictures=[_own_ids(p, f"s{i}p{j}") for j, p in enumerate(section.pictures)])
         for i, section in enumerate(sections)
     ]
     template = _templates.get_template("page.html.jinja")
     return template.render(
-        title=title, sections=drawn, evidence=words.evidence, severity_colours=words.SEVERITY_COLOURS
+        title=title,
+        sections=drawn,
+        evidence=words.evidence,
+        severity_colours=words.SEVERITY_COLOURS,
+        data=None if data is None else embedded(data),
     )
 
 

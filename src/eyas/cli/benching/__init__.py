@@ -1,0 +1,1 @@
+"""What `eyas bench` is made of: its sides, its prediction, and where its result goes."""

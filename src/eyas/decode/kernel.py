@@ -1,0 +1,200 @@
+"""``kernel.c``, compiled where a compiler is at hand: products of a few rows and their attention, on the CPU in fp32.
+
+Nobody needs a compiler: without one, ``reason`` says so and callers go the way through torch. The library is made
+once for a source, a compiler and a processor, and kept in eyas's cache, where only its owner may write.
+
+Letters: R rows, K inputs, N outputs, H query heads, G key/value heads, E head width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from eyas.fetch import cache_root
+
+SOURCE = Path(__file__).with_name("kernel.c")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-x", "c")
+PATIENCE = 120  # seconds; it takes two
+POINTER, NUMBER = ctypes.c_void_p, ctypes.c_int64
+FEW = 32  # rows from which on a matrix product library is the faster way
+LANES = 8  # of the source: a head's width and a cache's capacity are multiples of it
+
+
+class Linear(ctypes.Structure):
+    """A weight [outputs, inputs] where it lies, and its bias if it has one."""
+
+    _fields_ = (("weight", POINTER), ("bias", POINTER), ("outputs", NUMBER), ("inputs", NUMBER))
+
+    @classmethod
+    def of(cls, module: nn.Linear) -> Linear:
+        return cls(address(module.weight), address(module.bias), *module.weight.shape)
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer: the gains of its norms (or none), its weights, and which of the sights is its own."""
+
+    GAINS = ("before_attention", "query", "key", "after_attention", "before_mlp", "after_mlp")
+    _fields_ = (
+        *((name, POINTER) for name in GAINS),
+        ("into", Linear * 3),
+        ("out", Linear),
+        ("rise", Linear * 2),
+        ("fall", Linear),
+        ("scaling", ctypes.c_float),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (*((name, NUMBER) for name in ("layers", "D", "H", "G", "E", "I", "gelu")), ("eps", ctypes.c_float))
+
+
+class Sight(ctypes.Structure):
+    """Cosines and sines [R, E] fp32, the first held column a row sees [R] int64, its rows of the pass [R, R] bool."""
+
+    _fields_ = tuple((name, POINTER) for name in ("cos", "sin", "first", "seen"))
+
+
+class Kernel:
+    """The compiled functions. Tensors are contiguous fp32 on the CPU, and live as long as a structure points at them;
+    who calls has seen to that."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._linear, self._pass = library.eyas_linear, library.eyas_pass
+        self._linear.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER]
+        self._pass.argtypes = [*[POINTER] * 8, NUMBER, *[POINTER] * 3, *[NUMBER] * 4]
+        self._linear.restype = self._pass.restype = None
+
+    def linear(self, of: Linear, x: Tensor) -> Tensor:
+        """x [R, inputs] -> [R, outputs]."""
+        R = x.shape[0]
+        y = x.new_empty(R, of.outputs)
+        self._linear(ctypes.addressof(of), x.data_ptr(), y.data_ptr(), R, torch.get_num_threads())
+        return y
+
+    def forward(
+        self,
+        shape: Shape,
+        layers: ctypes.Array[Layer],
+        sights: ctypes.Array[Sight],
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        held: int,
+        tapped: ctypes.Array[ctypes.c_int64],
+        taps: Tensor,
+        gain: Tensor,
+        scratch: Tensor,
+    ) -> Tensor:
+        """Rows ``x`` [R, D] through all layers, in place, and the last norm -> states [R, D].
+
+        Keys and values join the ``cache`` after ``held`` columns.
+
+        ``cache``: keys and values [layers, G, capacity, E]. ``tapped``: for each of layers + 1 taps the column of
+        ``taps`` [R, ...] it begins at, or -1. ``scratch``: R * ``scratch_floats`` or more.
+        """
+        keys, values = cache
+        states = torch.empty_like(x)
+        self._pass(
+            ctypes.addressof(shape),
+            ctypes.addressof(layers),
+            ctypes.addressof(sights),
+            x.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            ctypes.addressof(tapped),
+            taps.data_ptr(),
+            taps.shape[1],
+            gain.data_ptr(),
+            states.data_ptr(),
+            scratch.data_ptr(),
+            x.shape[0],
+            held,
+            keys.shape[2],
+            torch.get_num_threads(),
+        )
+        return states
+
+
+def scratch_floats(shape: Shape, capacity: int) -> int:
+    """What one row of a pass needs."""
+    wide = max(shape.D, (shape.H + 2 * shape.G) * shape.E)
+    return int(2 * wide + 3 * shape.I + shape.H * capacity)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return tensor.data_ptr() if tensor is not None else None
+
+
+@cache
+def load() -> tuple[Kernel | None, str | None]:
+    """The kernel, or None and why there is none."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if platform.system() != "Linux":
+        return None, f"the fast kernel is for Linux, not {platform.system()}"
+    if compiler is None:
+        return None, f"no C compiler ({', '.join(COMPILERS)}) to make the fast kernel with"
+    try:
+        kernel = Kernel(ctypes.CDLL(str(compiled(compiler))))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        worst = next((line for line in said if "error" in line), said[0] if said else "no word of why")
+        return None, f"{compiler} could not make the fast kernel: {worst}"
+    return (kernel, None) if sound(kernel) else (None, f"what {compiler} made of the fast kernel computes wrongly")
+
+
+def compiled(compiler: str) -> Path:
+    """The library's file, made if it is not there."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    made_of = "\0".join((SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), version.stdout, processor()))
+    folder = cache_root() / "kernels"
+    library = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.so"
+    if library.is_file() and owned(library):
+        return library
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(handle)
+    try:
+        subprocess.run(
+            [compiler, *FLAGS, str(SOURCE), "-o", name], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        os.chmod(name, 0o700)  # whatever the umask: a file that others may write is not loaded
+        os.replace(name, library)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return library
+
+
+def owned(library: Path) -> bool:
+    """Whether nobody else could have put this file there."""
+    told = library.stat()
+    return told.st_uid == os.getuid() and not told.st_mode & 0o022
+
+
+def processor() -> str:
+    """What ``-march=native`` looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join([platform.machine(), *sorted(set(told))])
+
+
+def sound(kernel: Kernel) -> bool:
+    """A look at the numbers before they are trusted."""
+    layer = nn.Linear(37, 19)
+    x = torch.linspace(-1, 1, 7 * 37).view(7, 37)
+    with torch.no_grad():
+        return torch.allclose(kernel.linear(Linear.of(layer), x), layer(x), atol=1e-4)
