@@ -180,7 +180,7 @@ def test_an_engine_says_who_it_is(old: bool) -> None:
     assert (who.steps, who.top_k, who.draft_tokens) == (3, 1, 4)
     assert (who.caches_prefixes, who.overlaps, who.graphs, who.returns_states) == (False, False, False, True)
     assert (who.capture, who.capture_ids, who.accept_length) == (None, None, 2.5)
-    sglang.check(who, "elsewhere/target", "drafter/")
+    assert sglang.check(who, "elsewhere/target", "drafter/", "LlamaForCausalLM") == []
 
 
 def test_an_older_engine_says_less() -> None:
@@ -205,19 +205,26 @@ def test_an_engine_that_hands_over_taps_says_the_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "target", "words"),
+    ("changes", "architecture", "words"),
     [
-        ({}, "/models/other", "serves /models/target, not /models/other"),
-        ({"speculative_algorithm": None}, "target", "without speculation"),
-        ({"speculative_algorithm": "NGRAM"}, "target", "drafts by NGRAM"),
-        ({"speculative_draft_model_path": "/models/else"}, "target", "drafts with /models/else"),
+        ({}, "Qwen3ForCausalLM", "serves /models/target, a LlamaForCausalLM; target is a Qwen3ForCausalLM"),
+        ({"speculative_algorithm": None}, None, "without speculation"),
+        ({"speculative_algorithm": "NGRAM"}, None, "drafts by NGRAM"),
+        ({"speculative_eagle_topk": 4}, None, "drafts a tree"),
     ],
 )
-def test_another_engine_than_was_meant(changes: dict[str, Any], target: str, words: str) -> None:
+def test_another_engine_than_was_meant(changes: dict[str, Any], architecture: str | None, words: str) -> None:
     who = sglang.identify({**INFO, **changes, "internal_states": []}, MODEL)
     with pytest.raises(InputError, match=words) as caught:
-        sglang.check(who, target, "/d/drafter")
+        sglang.check(who, "target", "/d/drafter", architecture)
     assert caught.value.way_out
+
+
+def test_another_name_is_no_proof_of_another_model() -> None:
+    who = sglang.identify({**INFO, "speculative_draft_model_path": "/models/else", "internal_states": []}, MODEL)
+    target, drafter = sglang.check(who, "/models/other", "/d/drafter")
+    assert "is other" in target
+    assert "else is drafter" in drafter
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(EnvironmentFault, match="knows neither /server_info nor /get_server_info"):
             engine.identity()
         url = server.url
-    with sglang.Attach(url) as engine, pytest.raises(EnvironmentFault, match="does not answer"):
+    with sglang.Attach(url) as engine, pytest.raises(EnvironmentFault, match="cannot be reached"):
         engine.identity()
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # of this machine no proxy is asked
     pages = {"/server_info": INFO, "/model_info": MODEL}
@@ -362,7 +369,7 @@ def test_an_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         serving(lambda exchange: exchange.send(200, BODY)) as server,
         sglang.Attach(server.url) as engine,
-        pytest.raises(EnvironmentFault, match="more than 0 MB"),
+        pytest.raises(InputError, match="more than 0 MB"),
     ):
         engine.generate(sglang.request([1], 1))
 

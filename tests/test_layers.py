@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": BELOW_3 | {"objective", "curve", "starts"},
     "show": FACTS | ROW_1 | {"engines"},
     "export": BELOW_3 | {"show", "gguf_export"},
+    "serve": BELOW_3 | {"decode"},
     "bench": FACTS | ROW_1,
     "watch": FACTS | ROW_1 | {"engines"},
 }
@@ -167,7 +168,9 @@ def test_importing_eyas_loads_nothing_heavy() -> None:
 
 def verbs() -> list[str]:
     return sorted(
-        p.stem for p in (SRC / "cli").glob("*.py") if p.stem not in ("__init__", "answering", "common", "pairing")
+        p.stem
+        for p in (SRC / "cli").glob("*.py")
+        if p.stem not in ("__init__", "answering", "common", "pairing", "turning")
     )
 
 

@@ -321,7 +321,8 @@ def test_an_engine_that_dies_is_judged_by_its_files_and_words(made: Path, tmp_pa
     [
         ((), "either started"),
         (("--engine-python", "/nowhere", "--url", "http://localhost:1"), "either started"),
-        (("--engine", "sglang", "--url", "http://localhost:1"), "sglang is not asked here yet"),
+        (("--engine", "llama.cpp", "--url", "http://localhost:1"), "llama.cpp is not asked here yet"),
+        (("--engine", "sglang"), "either started"),
         (("--engine", "vlm", "--url", "http://localhost:1"), "vllm"),
         (("--engine-python", "/nowhere/python"), "could not be started"),
         (("--engine-python", "/bin/true", "--engine-flags", "--a 'b"), "cannot be split"),

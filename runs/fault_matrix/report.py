@@ -47,7 +47,7 @@ def row(row: Row, result: Mapping[str, Any], found: Mapping[str, Any]) -> dict[s
 def right(row: Row, order: Sequence[str], verdict: str) -> bool:
     """The cause first; of a pair both among the first two; nothing at all where nothing is wrong."""
     if row.equivalent or not row.expected:
-        cleared = verdict in ("healthy", "weak") or (verdict == "undecided" and row.temperature > 0)
+        cleared = verdict in ("healthy", "weak")
         return (cleared and not order) or (bool(row.expected) and order[:1] == [row.expected[0][0]])
     if len(row.expected) == 1:
         return bool(order) and order[0] in row.expected[0]

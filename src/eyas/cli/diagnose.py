@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eyas.cli import common
+from eyas.cli.turning import turning
 
 if TYPE_CHECKING:
     from eyas.check import Case
+    from eyas.cli.turning import Turn
     from eyas.diagnose import Diagnosis
+    from eyas.engines.sglang_live import Sglang
     from eyas.engines.vllm_live import Vllm
     from eyas.target import Target
 
@@ -36,7 +40,7 @@ def diagnose(
     device: common.DeviceOption = "cpu",
     device_map: common.DeviceMapOption = None,
     trust_remote_code: common.TrustOption = False,
-    engine: Annotated[str, typer.Option("--engine", "-e", metavar="NAME[==VERSION]", help="vllm.")] = "vllm",
+    engine: Annotated[str, typer.Option("--engine", "-e", metavar="NAME[==VERSION]", help="vllm or sglang.")] = "vllm",
     engine_python: Annotated[
         Path | None, typer.Option(help="Start the engine: the python of an environment that has it.")
     ] = None,
@@ -71,6 +75,14 @@ def diagnose(
         int | None, typer.Option(min=1024, max=65535, help="For the engine we start; default: a free one.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Keep the log of the engine we start here.")] = None,
+    toggles: Annotated[
+        bool | None,
+        typer.Option(
+            "--toggles/--no-toggles",
+            help="Turn settings (batch, graphs, prefix cache, chunk size, restart), one at a time, on an engine we "
+            "start; default: where all that is probed is right and the engine, or the log given, still falls short.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with pictures, fixes and every drafted token here.")
     ] = None,
@@ -89,16 +101,17 @@ def diagnose(
         arguments = {"verb": "diagnose", "checkpoint": checkpoint, "target": target, "dtype": dtype, "engine": engine,
                      "engine_flags": flags, "url": url, "prompts": prompts, "limit": limit,
                      "max_new_tokens": max_new_tokens, "temperature": temperature}  # fmt: skip
-        named(checkpoint, engine, engine_python, url)
+        name = named(checkpoint, engine, engine_python, url)
         assert checkpoint is not None
         loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
         asks = asked(prompts, limit, max_new_tokens, loaded)
-        announce(len(asks.ids), max_new_tokens, url, prompts)
+        announce(name, len(asks.ids), max_new_tokens, url, prompts)
         with ended_well():
-            live = started(checkpoint, loaded, engine_python, url, flags, draft_tokens, port, concurrency)
+            live = started(name, checkpoint, loaded, engine_python, url, flags, draft_tokens, port, concurrency)
             try:
+                turn = turning(toggles, loaded, checkpoint, engine_python, flags, concurrency)
                 told = run(live, checkpoint, loaded, asks, flags, max_new_tokens, temperature, draft_tokens, expect,
-                           beside(observed), arguments).to_json()  # fmt: skip
+                           beside(observed), arguments, turn).to_json()  # fmt: skip
             finally:
                 live.stop(log)
     common.write_result(told, json)
@@ -108,26 +121,34 @@ def diagnose(
     sys.exit(_environment(told) or exit_code(told["verdict"]))
 
 
-def named(checkpoint: str | None, engine: str, engine_python: Path | None, url: str | None) -> None:
+READS = {
+    "vllm": "/version, /v1/models, /tokenize and /metrics",
+    "sglang": "/server_info, /model_info and /tokenize",
+}
+"""What is read of an engine of others, beside its answers."""
+
+
+def named(checkpoint: str | None, engine: str, engine_python: Path | None, url: str | None) -> str:
+    """The engine's name, of those that are asked."""
     from eyas.errors import UsageError, did_you_mean
 
     if checkpoint is None:
         raise UsageError("No drafter was named.", way_out="eyas diagnose CHECKPOINT --engine-python …/bin/python")
     name = engine.split("==")[0]
-    if name != "vllm":
-        known = name in ("sglang", "llama.cpp", "tensorrt-llm")
+    if name not in READS:
+        known = name in ("llama.cpp", "tensorrt-llm")
         raise UsageError(
             f"{name} is not asked here yet." if known else f"{engine!r} is no engine.",
-            way_out="`eyas show CHECKPOINT --engine NAME` says what it does with the files; docs/engines-sglang.md how "
-            "its states are dumped and checked."
+            way_out="`eyas show CHECKPOINT --engine NAME` says what it does with the files."
             if known
-            else did_you_mean(name, ["vllm"]),
+            else did_you_mean(name, list(READS)),
         )
     if (engine_python is None) == (url is None):
         raise UsageError(
             "An engine is either started (--engine-python) or attached to (--url).",
-            way_out="Pass --engine-python …/bin/python of an environment with vLLM, or --url http://host:port.",
+            way_out="Pass --engine-python …/bin/python of an environment that has it, or --url http://host:port.",
         )
+    return name
 
 
 def asked(prompts: str, limit: int, max_new_tokens: int, target: Target) -> Asks:
@@ -164,12 +185,12 @@ def _some(asks: Asks, prompts: str) -> Asks:
     return asks
 
 
-def announce(count: int, max_new_tokens: int, url: str | None, prompts: str) -> None:
+def announce(engine: str, count: int, max_new_tokens: int, url: str | None, prompts: str) -> None:
     """What it will cost, before it does."""
     if url is not None:
         common.note(
             f"sends {count} prompts of {prompts} to {url}, one at a time, {max_new_tokens} tokens each, and reads "
-            "/version, /v1/models, /tokenize and /metrics. Nothing is set, flushed or profiled."
+            f"{READS[engine]}. Nothing is set, flushed or profiled."
         )
     else:
         common.note(
@@ -197,6 +218,7 @@ def ended_well() -> Iterator[None]:
 
 
 def started(
+    engine: str,
     checkpoint: str,
     target: Target,
     python: Path | None,
@@ -205,23 +227,29 @@ def started(
     draft_tokens: int | None,
     port: int | None,
     concurrency: int,
-) -> Vllm:
+) -> Vllm | Sglang:
     from eyas import resolve
+    from eyas.engines.sglang_live import Meant, Sglang
     from eyas.engines.vllm_live import Vllm
 
     if url is not None:
+        if engine == "sglang":
+            return Sglang.attach(url, Meant(target.spec, checkpoint, target.facts.architecture), flags)
         return Vllm.attach(url)
     assert python is not None, "named() saw to it"
     assert target.folder is not None, "a target that was loaded lies somewhere"
-    folder = resolve.drafter(checkpoint)
-    return Vllm.launch(
-        python.absolute(), target.folder, folder.absolute(), draft_tokens=draft_tokens, flags=flags, port=port,
-        concurrency=concurrency,
+    launch = Sglang.launch if engine == "sglang" else Vllm.launch
+    live = launch(
+        python.absolute(), target.folder, resolve.drafter(checkpoint).absolute(), draft_tokens=draft_tokens,
+        flags=flags, port=port, concurrency=concurrency,
     )  # fmt: skip
+    for note in live.notes:
+        common.note(note)
+    return live
 
 
 def run(
-    live: Vllm,
+    live: Vllm | Sglang,
     checkpoint: str,
     target: Target,
     asks: Asks,
@@ -232,6 +260,7 @@ def run(
     expect: float,
     evidence: Sequence[Callable[[Case], None]],
     arguments: dict[str, Any],
+    turn: Turn,
 ) -> Diagnosis:
     """Ask, then judge. An engine of ours that dies is judged by its files and its last words."""
     from eyas import diagnose as diagnosing
@@ -241,9 +270,11 @@ def run(
     from eyas.errors import EnvironmentFault
 
     folder = resolve.drafter(checkpoint)
+    began = time.monotonic()
     try:
         with common.err.status("starting the engine …") as status:
             live.ready(lambda line: status.update(f"starting the engine: {line[-100:]}"))
+        start_seconds = time.monotonic() - began
         K = drafted(live, draft_tokens)
         prompts: Sequence[Sequence[int]] = asks.ids
         prompt = None
@@ -259,7 +290,7 @@ def run(
         return died(folder, target, live.about, fault, flags, name=checkpoint, arguments=arguments)
     live.stop_engine()  # the reference needs its memory and its cores
     with common.err.status("comparing …") as status:
-        return diagnosing.diagnose(
+        found = diagnosing.diagnose(
             folder,
             target,
             collected,
@@ -271,9 +302,11 @@ def run(
             arguments=arguments,
             heard=lambda what: status.update(f"comparing: {what[:90]}"),
         )
+    turn(found, collected, K, start_seconds)
+    return found
 
 
-def drafted(live: Vllm, asked_for: int | None) -> int:
+def drafted(live: Vllm | Sglang, asked_for: int | None) -> int:
     """Tokens drafted a round, as the engine says; it drafts or it is an error."""
     from eyas.errors import InputError
 

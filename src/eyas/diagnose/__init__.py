@@ -341,7 +341,9 @@ def _conclude(result: Diagnosis, everything: list[Finding], case: Case, expect: 
         left.append(NotChecked("expected", "the served text is not the target's own greedy text, so no walk was made"))
     counted = result.at_4
     if counted is None and result.served["temperature"] > 0 and _stages_equal(result.probes):
-        counted = result.observed  # sampled text has no walk, and every stage was seen to be right
+        # Sampled text has no walk, and every stage was seen to be right. Weak is what greedy text alone can show.
+        counted, expect = result.observed, 0.0
+        left = [replace(n, needed=False) if n.what == "walk" else n for n in left]
     length = counted.length if counted is not None else None
     at_4 = length if length is not None and length.draft_tokens == EXPECT_DRAFT_TOKENS else None
     verdict = judge(everything, length_at_4=at_4, expect=expect, not_checked=left)

@@ -32,7 +32,7 @@ class Asker:
     def ask(self, path: str, body: Any = None, *, seconds: float | None = None) -> Any:
         """GET without ``body``, else POST. EnvironmentFault where nobody answers, InputError for an answer that is
         none; both in the engine's words."""
-        status, raw = self._body(path, body, seconds)
+        status, raw = self.body(path, body, seconds=seconds)
         if status >= 500:
             raise EnvironmentFault(
                 f"{self.url}{path} says HTTP {status}: {_words(raw)}",
@@ -53,10 +53,12 @@ class Asker:
 
     def text(self, path: str, *, seconds: float | None = 20.0) -> str | None:
         """The body of a GET; None where there is no such route."""
-        status, raw = self._body(path, None, seconds)
+        status, raw = self.body(path, seconds=seconds)
         return raw.decode("utf-8", errors="replace") if status == 200 else None
 
-    def _body(self, path: str, body: Any, seconds: float | None) -> tuple[int, bytes]:
+    def body(self, path: str, body: Any = None, *, seconds: float | None = None, most: int = MOST) -> tuple[int, bytes]:
+        """Status and body as they are. EnvironmentFault where nobody answers, InputError for more than ``most``
+        bytes."""
         raw = bytearray()
         timeout = httpx.Timeout(seconds, connect=10.0) if seconds is not None else httpx.USE_CLIENT_DEFAULT
         method = "GET" if body is None else "POST"
@@ -64,10 +66,10 @@ class Asker:
             with self._client.stream(method, self.url + path, json=body, timeout=timeout) as response:
                 for block in response.iter_bytes():
                     raw += block
-                    if len(raw) > MOST:
+                    if len(raw) > most:
                         raise InputError(
-                            f"{self.url}{path} answers with more than {MOST >> 20} MB.",
-                            way_out=f"Check that this is {self.what}.",
+                            f"{self.url}{path} answers with more than {most >> 20} MB.",
+                            way_out=f"Check that this is {self.what}; ask for fewer tokens at a time.",
                         )
                 return response.status_code, bytes(raw)
         except httpx.TimeoutException as error:
@@ -76,8 +78,9 @@ class Asker:
                 way_out="Look at the engine's log: it hangs, or others keep it busy.",
             ) from error
         except httpx.HTTPError as error:
+            how = "cannot be reached" if isinstance(error, httpx.ConnectError) else "does not answer"
             raise EnvironmentFault(
-                f"{self.url}{path} cannot be reached: {str(error) or type(error).__name__}.",
+                f"{self.url}{path} {how}: {str(error) or type(error).__name__}.",
                 way_out="Check that the engine is up, and the port.",
             ) from error
 

@@ -68,9 +68,9 @@ def size(folder: Path) -> int:
 
 
 def _turns(path: Path, number: int) -> Iterator[tuple[str, Turn]]:
-    arrays = _arrays(path)
+    found = arrays(path)
     try:
-        yield from _split(arrays, number)
+        yield from _split(found, number)
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise InputError(
             f"{path.name} is not a pass of a probe: {type(error).__name__}: {error}.",
@@ -78,7 +78,8 @@ def _turns(path: Path, number: int) -> Iterator[tuple[str, Turn]]:
         ) from error
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """A pass as it was written. InputError for a file that is none, or unpacks to more than ``MOST_FILE`` bytes."""
     try:
         with zipfile.ZipFile(path) as packed:
             total = sum(info.file_size for info in packed.infolist())

@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 
+from eyas.endpoint import KEYS
+from eyas.engines.http import Asker
 from eyas.errors import EnvironmentFault, InputError
+from eyas.provenance import publishable
 
-KEY = "EYAS_API_KEY"
 MOST_BYTES = 2**26
 MOST_BYTES_OF_STATES = 2**30  # numbers in decimal: about 20 bytes each
 SHOWN = 300
@@ -88,7 +90,7 @@ class Taps:
 
 
 class Attach:
-    """A running SGLang by its URL. Proxies are asked for other machines only."""
+    """A running SGLang by its URL."""
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         try:
@@ -100,36 +102,34 @@ class Attach:
         if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query:
             raise InputError(
                 f"{parsed.copy_with(userinfo=b'', query=None)} is no bare http URL.",
-                way_out=f"Write it like http://127.0.0.1:30000; a key is read from {KEY}.",
+                way_out=f"Write it like http://127.0.0.1:30000; a key is read from {KEYS[0]}.",
             )
-        self.url = str(parsed).rstrip("/").removesuffix("/v1")
-        key = os.environ.get(KEY, "").strip()
-        self._client = httpx.Client(
-            timeout=httpx.Timeout(timeout, connect=30.0),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),
-            verify=parsed.scheme == "https",
-        )
+        self.url = str(parsed).rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+        self.asker = Asker(self.url, "SGLang", seconds=timeout)
 
     def __enter__(self) -> Attach:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.asker.close()
 
     def identity(self) -> Identity:
-        return identify(self._told("server_info"), self._told("model_info"))
+        return identify(*self.infos())
+
+    def infos(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The bodies of /server_info and /model_info."""
+        return self._told("server_info"), self._told("model_info")
 
     def generate(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The raw body of /generate for ``request(…)``."""
-        status, said = self._ask("POST", "/generate", body)
+        status, said = self._ask("/generate", body)
         if status != 200:
             raise self._refused("/generate", status, said)
         return said
 
     def _told(self, what: str) -> Mapping[str, Any]:
         for path in (f"/{what}", f"/get_{what}"):  # the second is the old name
-            status, said = self._ask("GET", path, None)
+            status, said = self._ask(path, None)
             if status == 200:
                 return said
             if status != 404:
@@ -137,34 +137,21 @@ class Attach:
         raise EnvironmentFault(f"{self.url} knows neither /{what} nor /get_{what}.", way_out=_GARBAGE)
 
     def _refused(self, path: str, status: int, said: Mapping[str, Any]) -> EnvironmentFault:
-        way_out = f"Put its key into {KEY}." if status in (401, 403) else "See its log."
+        way_out = f"Put its key into {KEYS[0]}." if status in (401, 403) else "See its log."
         return EnvironmentFault(f"{self.url}{path} says HTTP {status}: {_words(said)}", way_out=way_out)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, Any]]:
+    def _ask(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, Any]]:
         most = MOST_BYTES_OF_STATES if body and body.get("return_hidden_states") else MOST_BYTES
-        raw = bytearray()
-        try:
-            with self._client.stream(method, self.url + path, json=body) as response:
-                for chunk in response.iter_bytes():
-                    raw += chunk
-                    if len(raw) > most:
-                        raise EnvironmentFault(
-                            f"{self.url}{path} answers with more than {most // 2**20} MB.",
-                            way_out="Ask for fewer tokens at a time.",
-                        )
-        except httpx.HTTPError as error:
-            raise EnvironmentFault(
-                f"{self.url}{path} does not answer ({type(error).__name__}).", way_out="See that it is up, and its log."
-            ) from error
+        status, raw = self.asker.body(path, body, most=most)
         try:
             said = json.loads(raw)
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            if response.status_code != 200:
-                return response.status_code, {}
+            if status != 200:
+                return status, {}
             raise EnvironmentFault(f"{self.url}{path} answers with what is no object of JSON.", way_out=_GARBAGE)
-        return response.status_code, said
+        return status, said
 
 
 def _words(said: Any) -> str:
@@ -216,29 +203,39 @@ def _graphs(settings: Mapping[str, Any]) -> bool | None:
     return None if off is None else not off
 
 
-def check(identity: Identity, target: str, drafter: str | None) -> None:
-    """Raises InputError where the engine serves another model, or drafts with another, or not at all.
+def check(identity: Identity, target: str, drafter: str | None, architecture: str | None = None) -> list[str]:
+    """What remains in doubt of the two models, in words. Raises InputError where the engine serves a target of another
+    ``architecture``, or does not draft a chain as EAGLE does.
 
-    A path is told from another by its last part: an engine elsewhere keeps the same model in another place.
+    SGLang tells paths alone, and an engine elsewhere keeps the same model in another place: the last parts are
+    compared, and where they differ too it may still be the same model.
     """
-    if _last(identity.model_path) != _last(target) and _last(identity.served_name or "") != _last(target):
+    if architecture is not None and identity.architectures and architecture not in identity.architectures:
         raise InputError(
-            f"The engine serves {identity.model_path}, not {target}.", way_out="Name the target that it serves."
+            f"The engine serves {identity.model_path}, a {', '.join(identity.architectures)}; {target} is a "
+            f"{architecture}.",
+            way_out="Name the target that it serves.",
         )
+    doubts = []
+    if _last(target) not in (_last(identity.model_path), _last(identity.served_name or "")):
+        doubts.append(f"whether its target {publishable(identity.model_path)} is {_last(target)}: it tells a path only")
     if drafter is None:
-        return
+        return doubts
     if identity.algorithm is None:
         raise InputError(
             "The engine runs without speculation.",
             way_out="Start it with --speculative-algorithm EAGLE3 and the drafter's path.",
         )
-    if identity.algorithm != "EAGLE3":
+    if identity.algorithm not in ("EAGLE3", "EAGLE"):  # the second is a fault that has its own name
         raise InputError(f"The engine drafts by {identity.algorithm}, not EAGLE3.", way_out="Start it with EAGLE3.")
-    if _last(identity.drafter or "") != _last(drafter):
+    if identity.top_k is not None and identity.top_k > 1:
         raise InputError(
-            f"The engine drafts with {identity.drafter}, not with {drafter}.",
-            way_out="Name the drafter that it was started with.",
+            f"The engine drafts a tree (top-k {identity.top_k}); what is compared here is a chain.",
+            way_out="Start it with --speculative-eagle-topk 1, or give its log to `eyas read`.",
         )
+    if _last(identity.drafter or "") != _last(drafter):
+        doubts.append(f"whether its drafter {publishable(identity.drafter)} is {_last(drafter)}: it tells a path only")
+    return doubts
 
 
 def _last(path: str) -> str:
@@ -249,15 +246,22 @@ def _last(path: str) -> str:
 
 
 def request(
-    ids: Sequence[int], max_new_tokens: int, *, states: bool = False, name: str | None = None, whole: bool = False
+    ids: Sequence[int],
+    max_new_tokens: int,
+    *,
+    states: bool = False,
+    name: str | None = None,
+    whole: bool = False,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The body of /generate for a prompt of token ids, greedily. ``name`` is the request's id in the probe's rounds;
-    ``whole`` goes on past the end of the text; ``states`` needs a server with --enable-return-hidden-states."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens}
-    body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": False}
+    """The body of /generate for a prompt of token ids, greedily unless ``sampling`` says otherwise. ``name`` is the
+    request's id in the probe's rounds; ``whole`` goes on past the end of the text; ``states`` needs a server with
+    --enable-return-hidden-states."""
+    sampled: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens, **sampling}
+    body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": sampled, "return_logprob": False}
     body["stream"] = False
     if whole:
-        sampling["ignore_eos"] = True
+        sampled["ignore_eos"] = True
     if states:
         body["return_hidden_states"] = True
     if name is not None:

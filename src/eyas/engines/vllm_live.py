@@ -7,47 +7,40 @@ Ours listens on the loopback, in vLLM's developer mode, so that ``/collective_rp
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eyas.engines import child
 from eyas.engines.child import Child
 from eyas.engines.http import Asker
 from eyas.engines.live import About, Answer, Counters
 from eyas.engines.scrape import page
+from eyas.engines.server import Server, port_of, told
 from eyas.engines.vllm_talk import (
     INSIDE,
     answered,
     command,
     counters,
     environment,
-    last_error,
     served_with,
     settings,
-    told,
 )
 from eyas.errors import EnvironmentFault, InputError, UsageError
 from eyas.provenance import publishable
 
 PROBE = "vllm_probe.Probe"
 START_SECONDS = 900.0  # a large model takes minutes to load
-PAUSE = 0.25
+PATIENCE = 5.0  # seconds that an answer to /health may take
 
 
-class Vllm:
+class Vllm(Server):
     """See ``eyas.engines.live.Engine``."""
 
     def __init__(self, url: str, about: About, process: Child | None, concurrency: int) -> None:
-        self.about = about
-        self._process = process
-        self.asker = Asker(url, "vLLM")
-        self._concurrency = concurrency if process is not None else 1  # one at a time on an engine of others
+        super().__init__(Asker(url, "vLLM"), about, process, concurrency)
         self._model = "target"
 
     # -- start ------------------------------------------------------------------------------------------------
@@ -71,14 +64,10 @@ class Vllm:
         ``extension`` is the class mixed into its workers and the folder it lies in. Unless ``probing`` is off, graphs
         and the prefix cache are: a hook fires in eager mode only, and a cached row is never fed.
         """
-        if port is not None and child.port_taken(port):
-            raise EnvironmentFault(
-                f"Port {port} is taken.", way_out="Leave --port out, and a free one is found, or stop who has it."
-            )
-        chosen = port or child.free_port()
+        chosen = port_of(port)
         words = command(python, target, drafter, chosen, draft_tokens, flags, extension[0], probing)
         process = Child(words, environment(extension[1]), "vLLM")
-        about = About("vllm", "launched", url=None, command=told(words, target, drafter), flags=served_with(words))
+        about = About("vllm", "launched", url=None, command=told(words, (target, drafter)), flags=served_with(words))
         if probing:
             about.unseen.append("graphs and the prefix cache, which are off while it is probed")
         return cls(f"http://127.0.0.1:{chosen}", about, process, concurrency)
@@ -92,33 +81,11 @@ class Vllm:
 
     def ready(self, heard: Callable[[str], None] = lambda what: None) -> None:
         if self._process is not None:
-            self._wait(heard)
+            self._wait(heard, START_SECONDS, PATIENCE)
         self.about.version = self._version()
         self._models()
         if self._process is not None:
             self._look_inside()
-
-    def _wait(self, heard: Callable[[str], None]) -> None:
-        assert self._process is not None
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            if (code := self._process.code) is not None:
-                raise self._died(f"ended with {code} while it started")
-            with suppress(EnvironmentFault):
-                if self.asker.text("/health", seconds=5.0) is not None:
-                    return
-            heard((self._process.last_words(1) or ["starting"])[0])
-            time.sleep(PAUSE)
-        raise self._died(f"was not ready after {START_SECONDS:.0f} s")
-
-    def _died(self, what: str) -> EnvironmentFault:
-        assert self._process is not None
-        fault = EnvironmentFault(
-            f"vLLM {what}. Its last words: {last_error(self._process.last_words(400))}",
-            way_out="The whole log is kept beside the result with --log FILE. `eyas show CHECKPOINT --engine vllm` "
-            "says what vLLM refuses in a drafter.",
-        )
-        return fault
 
     def _version(self) -> str | None:
         """Who is there. An engine of another kind is a UsageError."""
@@ -162,21 +129,7 @@ class Vllm:
         temperature: float = 0.0,
         heard: Callable[[int], None] = lambda done: None,
     ) -> list[Answer]:
-        done, lock = 0, threading.Lock()
-
-        def one(numbered: tuple[int, Sequence[int]]) -> Answer:
-            nonlocal done
-            answer = self._one(*numbered, max_tokens, temperature)
-            with lock:
-                done += 1
-                heard(done)
-            return answer
-
-        pool = ThreadPoolExecutor(self._concurrency)
-        try:
-            return list(pool.map(one, enumerate(prompts)))
-        finally:  # not to wait: a request under way ends with the engine, or with its own time limit
-            pool.shutdown(wait=False, cancel_futures=True)
+        return self._each(prompts, lambda number, ids: self._one(number, ids, max_tokens, temperature), heard)
 
     def _one(self, number: int, ids: Sequence[int], max_tokens: int, temperature: float) -> Answer:
         before = self.metrics() if self._concurrency == 1 else None
@@ -193,12 +146,8 @@ class Vllm:
             "return_token_ids": True,
             "request_id": f"eyas-{number}",
         }
-        try:
+        with self._asking():
             told = self.asker.ask("/v1/completions", body)
-        except EnvironmentFault as fault:
-            if self._process is not None:
-                raise self._died(f"failed while it answered ({fault.message})") from None
-            raise
         seconds = time.monotonic() - began
         answer = answered(told, f"cmpl-eyas-{number}-0", tuple(ids), seconds)
         after = self.metrics() if before is not None else None
@@ -209,14 +158,7 @@ class Vllm:
 
     def rendered(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...] | None:
         """A chat as the engine's own template renders it, in token ids; None where it does not tell."""
-        body = {"model": self._model, "messages": list(messages), "add_generation_prompt": True}
-        try:
-            told = self.asker.ask("/tokenize", body, seconds=60.0)
-            ids = told["tokens"]
-        except (InputError, KeyError, TypeError):
-            return None
-        whole = isinstance(ids, list) and all(isinstance(t, int) for t in ids)
-        return tuple(ids) if whole else None
+        return self._tokenized({"model": self._model, "messages": list(messages), "add_generation_prompt": True})
 
     def call(self, method: str, *args: str) -> dict[str, Any]:
         """A method of the probe, of the first worker; only on an engine of ours."""
@@ -251,17 +193,3 @@ class Vllm:
     def metrics(self) -> Counters | None:
         text = self.asker.text("/metrics")
         return counters(text) if text is not None else None
-
-    def log(self) -> str:
-        """What it wrote so far."""
-        return "\n".join(self._process.last_words(100_000)) if self._process is not None else ""
-
-    def stop_engine(self) -> None:
-        """End a process of ours; its log stays until ``stop``."""
-        if self._process is not None:
-            self._process.end()
-
-    def stop(self, keep_log: Path | None = None) -> None:
-        self.asker.close()
-        if self._process is not None:
-            self._process.close(keep_log=keep_log)

@@ -16,7 +16,6 @@ from eyas.engines import child
 from eyas.engines.live import Answer, Counters
 from eyas.engines.scrape import pages, sampled
 from eyas.errors import InputError, UsageError
-from eyas.provenance import publishable
 
 INSIDE = Path(__file__).parent / "inside"
 SPECULATIVE = "--speculative-config"
@@ -81,19 +80,6 @@ def _without(flags: Sequence[str], *names: str) -> tuple[list[str], str | None]:
         else:
             rest.append(flag)
     return rest, value
-
-
-def told(words: Sequence[str], target: Path, drafter: Path) -> list[str]:
-    """The command as it may be written down: no folders of this machine."""
-    python, *rest = words
-    names = {str(target): target.name, str(drafter): drafter.name}
-    return [Path(python).name, *(str(publishable(_named(word, names))) for word in rest)]
-
-
-def _named(word: str, names: Mapping[str, str]) -> str:
-    for path, name in names.items():
-        word = word.replace(path, name)
-    return word
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -161,10 +147,3 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         block = config.get(part) or {}
         found |= {f"{part.removesuffix('_config')}.{key}": block[key] for key in keys if key in block}
     return found
-
-
-def last_error(lines: Sequence[str]) -> str:
-    """The line that says why: the last that names an error, else the last."""
-    named = [line for line in lines if "Error: " in line or "Error:" in line.split(" ", 1)[0]]
-    words = (named or list(lines) or ["none"])[-1]
-    return str(publishable(words.strip()[-400:]))
