@@ -137,22 +137,36 @@ class Table:
 class Played(Generation):
     """A generation whose target is a ``Table``: it holds the text itself, and rejects what no target could embed."""
 
-    text: tuple[int, ...] = ()
+    def _hold(self, taps: Sequence[int]) -> TablePasses:
+        return TablePasses()
+
+
+class TablePasses:
+    """See ``eyas.decode.passes.Passes``."""
+
+    def __init__(self) -> None:
+        self.text: tuple[int, ...] = ()
+        self._paths: list[tuple[int, ...]] = []
 
     @property
-    def _held(self) -> int:
+    def length(self) -> int:
         return len(self.text)
 
-    def _pass(self, token_ids: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, token_ids: Sequence[int], parents: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         assert all(0 <= token < VOCAB for token in token_ids), "no row of the embedding"
-        rows = []
-        for token in token_ids:
-            self.text = (*self.text, token)
-            rows.append(row(self.text))
-        return torch.tensor([rows], dtype=torch.float64), torch.zeros(1, len(rows), 1)
+        above = parents if parents is not None else range(-1, len(token_ids) - 1)
+        self._paths = []
+        for token, parent in zip(token_ids, above, strict=True):
+            self._paths.append((*(self.text if parent < 0 else self._paths[parent]), token))
+        self.text = self._paths[-1]
+        rows = [row(path) for path in self._paths]
+        return torch.tensor(rows, dtype=torch.float64), torch.zeros(len(rows), 1)
 
-    def _truncate(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         self.text = self.text[:length]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.text = self._paths[rows[-1]]
 
 
 Drafts = Callable[[tuple[int, ...]], Sequence[float]]

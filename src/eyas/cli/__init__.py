@@ -21,6 +21,7 @@ from eyas.cli import (
     prepare,
     read,
     records,
+    serve,
     show,
     target,
     train,
@@ -50,6 +51,7 @@ for module, verb in (
     (read, "read"),
     (watch, "watch"),
     (generate, "generate"),
+    (serve, "serve"),
     (bench, "bench"),
     (demo, "demo"),
 ):

@@ -34,6 +34,12 @@ def bench(
         str | None,
         typer.Option("--draft-tokens", "-k", help="Drafted tokens a round; several to compare: 1,2,4. 4 if not given."),
     ] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="Trees to compare too: DEPTH/TOP-K/NODES, several: 4/2/8,6/4/16.")
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="A side that chooses its draft length as it goes, up to the longest.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
     repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is answered.")] = 1,
     library: Annotated[
@@ -102,7 +108,10 @@ def bench(
         setup = Setup(max_new_tokens)
         if local if local is not None else not url:
             place = (target, dtype, device, device_map, trust_remote_code)
-            setup.add_local(place, drafter, ks or [4], chosen, library=library, packed=packed, stack=stack)
+            setup.add_local(
+                place, drafter, ks or [4], chosen, trees=parse_trees(tree), adaptive=adaptive, library=library,
+                packed=packed, stack=stack,
+            )  # fmt: skip
         setup.add_urls(url or [], url_model or [], url_key or [], stream=stream, stack=stack)
         shared = {"prompts": prompts, "max_new_tokens": max_new_tokens, "sides": setup.told()}
         result = _run(setup, chosen, repeat, journal, shared)
@@ -202,3 +211,19 @@ def parse_counts(text: str) -> list[int]:
             way_out="Pass for example -k 1,2,4.",
         )
     return counts
+
+
+def parse_trees(text: str | None) -> list[tuple[int, int, int]]:
+    """Depth, top-k and nodes of each tree in ``4/2/8,6/4/16``."""
+    from eyas.errors import UsageError
+
+    trees: list[tuple[int, int, int]] = []
+    for part in text.split(",") if text is not None else ():
+        numbers = part.strip().split("/")
+        if len(numbers) != 3 or not all(n.isdecimal() and 1 <= int(n) <= 64 for n in numbers):
+            raise UsageError(
+                f"--tree {part!r} is not depth, top-k and nodes, each from 1 to 64.", way_out="Pass for example 4/2/8."
+            )
+        depth, top_k, nodes = map(int, numbers)
+        trees.append((depth, top_k, nodes))
+    return trees

@@ -117,7 +117,7 @@ def run_shipped(show: Show, target: Target) -> Bench:
     encode = encoder(target)
     with packed(target, drafter), common.err.status("decoding …"):
         cost = measure_cost(target, drafter, encode(chosen[0]), [DRAFT_TOKENS])
-        sides = make_sides(target, drafter, encode, [DRAFT_TOKENS], NEW_TOKENS, None)
+        sides = make_sides(target, drafter, encode, [DRAFT_TOKENS], [], NEW_TOKENS, None)
         side = f"chain {DRAFT_TOKENS}"
         result = benching.run(sides, chosen, costs={side: benching.Cost(*cost.relative(DRAFT_TOKENS))})
     print_bench({**result.to_json(), "pass_cost": cost_json(cost)}, show.console)

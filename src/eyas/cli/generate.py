@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,22 +92,20 @@ def answer(
     printer: Printer,
 ) -> Answer:
     """Decode, and print tokens as they come."""
-    from eyas.decode.loop import generate as speculate
+    from eyas.decode.chain import Chain
+    from eyas.decode.loop import Generation
     from eyas.decode.pack import packed
-    from eyas.decode.plain import plain
 
     with packed(target, drafter):
-        if drafter is None:
-            began, ids = time.perf_counter(), list[int]()
-            for token in plain(target, prompt_ids, max_new_tokens=max_new_tokens, sampling=sampling):
-                ids.append(token)
-                printer.add(ids, [False] * len(ids))
-            return Answer(prompt_ids, ids, 0, [], [], time.perf_counter() - began)
-        run = speculate(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=k, sampling=sampling)
+        side, drafts = (None, 0) if drafter is None else (Chain(drafter), k)
+        run = Generation(
+            target, side, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=drafts, sampling=sampling
+        )
         printer.add(run.token_ids, run.was_drafted)
         for _ in run:
             printer.add(run.token_ids, run.was_drafted)
-        return Answer(prompt_ids, run.token_ids, run.rounds, run.drafted, run.accepted, run.seconds)
+        rounds = run.rounds if drafter is not None else 0
+        return Answer(prompt_ids, run.token_ids, rounds, run.drafted, run.accepted, run.seconds)
 
 
 class Printer:

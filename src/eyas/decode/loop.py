@@ -1,10 +1,10 @@
 """Rounds of draft and verify: the target's own answer, in fewer passes.
 
-    x[0..t] known, x[0..t-1] in the target's cache, slots 0..t-1 committed in the chain
-    draft   d1..dK after x[t]
-    verify  one pass over [x[t], d1..dK]: the target's law of the token after each, and the taps of each
-    keep    the leading a tokens that the law keeps (``accept``) and the bonus token: x[t+1..t+a+1]
-    commit  target cache cut to t+a+1 positions; slots t..t+a extended from the *target's* taps
+    x[0..t] known, x[0..t-1] held by the target, slots 0..t-1 committed on the draft side
+    draft   a chain d1..dK after x[t], or a tree of such tokens
+    verify  one pass over x[t] and them: the target's law of the token after each, and the taps of each
+    keep    the a tokens, one below the other, that the law keeps (``accept``) and the bonus token: x[t+1..t+a+1]
+    commit  the target keeps x[t] and the a rows; slots t..t+a extended from the *target's* taps
 
 Letters: S rows fed, K drafted tokens, C taps, D target width, V target vocabulary.
 """
@@ -13,41 +13,65 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from eyas import taps
 from eyas.answers import FinishReason, Logprob, Sampling
-from eyas.decode import accept
-from eyas.decode.accept import Drawn, Kept
-from eyas.decode.cache import TargetCache, as_row
+from eyas.decode import accept, passes
+from eyas.decode.accept import Drawn, Path
+from eyas.decode.adaptive import Adaptive, AdaptiveTree
 from eyas.decode.chain import Chain
 from eyas.decode.law import Law, logprobs
-from eyas.decode.plain import last_logits, require_room, require_words, text_of
+from eyas.decode.plain import require_room, require_words, text_of
 from eyas.decode.sample import Chance
+from eyas.decode.tree import Drafted, Tree, TreeSize
 from eyas.drafter import Drafter
 from eyas.errors import UsageError
 from eyas.target import Target
 
 
-class DraftSide(Protocol):
-    """What a round needs of whatever drafts; ``Chain`` is the real one. Greedy answers ask for ``draft``, sampled ones
-    for ``sample``. A drafted id that the target does not have is a wrong one."""
+class Side(Protocol):
+    """What a round needs of whatever drafts. A drafted id that the target does not have is a wrong one."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
     def extend(self, taps: Tensor, next_tokens: Sequence[int], first_slot: int) -> None: ...
+
+
+class ChainSide(Side, Protocol):
+    """``Chain`` is the real one. Greedy answers ask for ``draft``, sampled ones for ``sample``."""
+
     def draft(self, draft_tokens: int) -> list[int]: ...
     def sample(self, draft_tokens: int, sampling: Sampling, chance: Chance) -> Drawn: ...
+
+
+class TreeSide(Side, Protocol):
+    """``Tree`` is the real one. What it drafts it chooses and does not draw, so a sampled answer asks for the same."""
+
+    def draft(self, size: TreeSize) -> Drafted: ...
+
+
+DraftSide = ChainSide | TreeSide
+Chooser = Adaptive | AdaptiveTree
+
+
+class Draft(NamedTuple):
+    """``parents`` index into ``tokens`` (-1: the last known token), None for a chain; ``drawn`` is what a sampled chain
+    was drawn from; ``levels`` is how deep it goes."""
+
+    tokens: list[int]
+    parents: list[int] | None = None
+    drawn: Drawn | None = None
+    levels: int = 0
 
 
 @dataclass(frozen=True)
 class Round:
     """``tokens`` are new in the answer, cut at its end, ``logprobs`` theirs where asked for; ``accepted`` of
-    ``drafted`` were kept, cut or not."""
+    ``drafted`` (a tree's nodes, the likeliest first) were kept, cut or not."""
 
     tokens: tuple[int, ...]
     drafted: tuple[int, ...]
@@ -58,8 +82,10 @@ class Round:
 class Generation:
     """One answer. Made with its first token, which belongs to no round; iterate for rounds, or ``finish()``.
 
-    ``side`` None (with ``draft_tokens`` 0) is an answer without drafts, one token a round. ``sampling`` is greedy where
-    None; a sampled answer depends on its seed, on ``name``, and on drafter and ``draft_tokens``. ``logprobs``: so many
+    ``side`` None (with ``draft_tokens`` 0) is an answer without drafts, one token a round. With a ``TreeSize`` as
+    ``draft_tokens`` the side drafts trees. ``chooser`` says round by round how much to draft, ``draft_tokens`` at most;
+    several answers may share one. ``sampling`` is greedy where None; a sampled answer depends on its seed, on ``name``,
+    on drafter and ``draft_tokens``, and with a ``chooser`` on the clock. ``logprobs``: so many
     of the best ids beside each token's own, None for nothing. It ends with an end token, with the first token that
     completes one of ``stops`` in its text (``stopped`` says which), or after ``max_new_tokens``.
 
@@ -75,7 +101,8 @@ class Generation:
         prompt_ids: Sequence[int],
         *,
         max_new_tokens: int,
-        draft_tokens: int,
+        draft_tokens: int | TreeSize,
+        chooser: Chooser | None = None,
         sampling: Sampling | None = None,
         name: str = "",
         logprobs: int | None = None,
@@ -84,27 +111,28 @@ class Generation:
         sampling = sampling or Sampling()
         require_room(target, prompt_ids, max_new_tokens)
         require_words(target, sampling, logprobs)
-        if draft_tokens < 1 and side is not None:
+        levels = draft_tokens if isinstance(draft_tokens, int) else min(draft_tokens.depth, draft_tokens.nodes)
+        if levels < 1 and side is not None:
             raise UsageError(
                 f"{draft_tokens} draft tokens a round leave nothing to verify.",
                 way_out="Pass --draft-tokens 1 or more, or decode without a drafter.",
             )
-        assert side is not None or not draft_tokens, "nobody drafts"
+        assert side is not None or not levels, "nobody drafts"
         self.prompt_ids = list(prompt_ids)
         self.token_ids: list[int] = []
         self.was_drafted: list[bool] = []
         self.logprobs: list[Logprob] = []
         self.rounds = 0
-        self.drafted = [0] * draft_tokens
-        self.accepted = [0] * draft_tokens
+        self.drafted = [0] * levels
+        self.accepted = [0] * levels
         self.seconds = 0.0
-        self._target, self._side = target, side
+        self._target, self._side, self._chooser = target, side, chooser
         self._max_new_tokens, self._draft_tokens = max_new_tokens, draft_tokens
         self._sampling, self._law, self._top = sampling, Law(sampling, prompt_ids), logprobs
         self._chance = Chance(sampling.draws(name))
         self._text = text_of(target, stops) if stops else None
         self._ends = target.eos_ids()
-        self._cache = TargetCache(target)
+        self._passes = self._hold(side.taps if side is not None else ())
         self._prefill()
 
     def __iter__(self) -> Generation:
@@ -115,8 +143,11 @@ class Generation:
         if self.finished:
             raise StopIteration
         started = time.perf_counter()
-        done = self._round()
-        self.seconds += time.perf_counter() - started
+        size, done = self._round()
+        took = time.perf_counter() - started
+        self.seconds += took
+        if self._chooser is not None:
+            self._chooser.saw(size, done.accepted, took)  # type: ignore[arg-type]  # of its own kind, for it chose it
         return done
 
     @property
@@ -141,53 +172,90 @@ class Generation:
             pass
         return self
 
+    def _hold(self, taps: Sequence[int]) -> passes.Passes:
+        """What the target holds of the text: nothing yet."""
+        return passes.of(self._target, taps)
+
     @torch.inference_mode()
     def _prefill(self) -> None:
         started = time.perf_counter()
-        states, tapped = self._pass(self.prompt_ids)
-        logits = last_logits(self._target, states)[None]
-        kept = self._verify([], None, logits)
-        self._append([kept.bonus], 0, logits)
+        states, tapped = self._passes.forward(self.prompt_ids)
+        logits = self._target.logits(states[-1:])  # of a prompt no other row is worth the head
+        first = self._verify(Draft([]), logits).bonus
+        self._append([first], 0, logits)
         if self._side is not None and not self.finished:
-            self._side.extend(tapped, [*self.prompt_ids[1:], kept.bonus], 0)
+            self._side.extend(tapped[None], [*self.prompt_ids[1:], first], 0)
         self.seconds += time.perf_counter() - started
 
-    def _round(self) -> Round:
-        t = self._held  # position of the last known token, which the cache does not hold yet
-        drafted, drawn = self._draft(min(self._draft_tokens, self._target.max_positions - 1 - t))
+    def _round(self) -> tuple[int | TreeSize | None, Round]:
+        t = self._passes.length  # position of the last known token, which the target does not hold yet
+        size = self._size(self._target.max_positions - 1 - t)
+        draft = self._draft(size)
         words = self._target.vocab_size
-        states, tapped = self._pass([self.token_ids[-1], *(d if 0 <= d < words else 0 for d in drafted)])
-        logits = self._target.logits(states[0])
-        kept = self._verify(drafted, drawn, logits)
-        new = [*drafted[: kept.accepted], kept.bonus]
-        self._count(len(drafted), kept.accepted)
+        fed = [self.token_ids[-1], *(d if 0 <= d < words else 0 for d in draft.tokens)]
+        parents = [-1, *(p + 1 for p in draft.parents)] if draft.parents is not None else None
+        states, tapped = self._passes.forward(fed, parents)
+        logits = self._target.logits(states)
+        kept = self._verify(draft, logits)
+        rows = [0, *(row + 1 for row in kept.rows)]
+        new = [*(draft.tokens[row] for row in kept.rows), kept.bonus]
+        self._count(draft.levels, len(kept.rows))
         first = len(self.token_ids)
-        self._append(new, kept.accepted, logits)
+        self._append(new, len(kept.rows), logits[rows] if self._top is not None else logits)
         if not self.finished:
-            self._truncate(t + len(new))
+            self._passes.keep(rows)
             if self._side is not None:
-                self._side.extend(tapped[:, : len(new)], new, t)
-        return Round(tuple(self.token_ids[first:]), tuple(drafted), kept.accepted, tuple(self.logprobs[first:]))
+                self._side.extend(tapped[None, rows], new, t)
+        done = Round(tuple(self.token_ids[first:]), tuple(draft.tokens), len(kept.rows), tuple(self.logprobs[first:]))
+        return size, done
 
-    def _draft(self, draft_tokens: int) -> tuple[list[int], Drawn | None]:
-        """Drafted tokens, and what they were drawn from where they were."""
-        if self._side is None:
-            return [], None
-        if self._sampling.greedy:
-            return self._side.draft(draft_tokens), None
-        drawn = self._side.sample(draft_tokens, self._sampling, self._chance)
-        return drawn.tokens, drawn
+    def _size(self, room: int) -> int | TreeSize | None:
+        """What to draft, with ``room`` for so many tokens after the last known one; None or 0 is nothing."""
+        size = self._draft_tokens if self._chooser is None else self._chooser.choose()
+        if isinstance(size, TreeSize):
+            return replace(size, depth=min(size.depth, room)) if room else None
+        return None if size is None else min(size, room)
 
-    def _verify(self, drafted: list[int], drawn: Drawn | None, logits: Tensor) -> Kept:
-        """What the target keeps of ``drafted``, by its logits [K+1, V] after the last known token and after each."""
-        before: list[list[int]] = []
-        if self._sampling.penalises:
-            before = [[*self.token_ids, *drafted[:k]] for k in range(len(drafted) + 1)]
+    def _draft(self, size: int | TreeSize | None) -> Draft:
+        side: ChainSide | TreeSide | None = self._side
+        if side is None or not size:
+            return Draft([])
+        if isinstance(size, TreeSize):
+            tree = side.draft(size)  # type: ignore[arg-type]  # who asks for trees brings a side that drafts them
+            assert isinstance(tree, Drafted)
+            return Draft(tree.tokens, tree.parents, levels=depth_of(tree.parents))
+        assert not isinstance(side, Tree), "a tree's size is a TreeSize"
         if self._sampling.greedy:
-            return accept.greedy(drafted, self._law.best(logits, before))
-        laws = self._law.probabilities(logits, before)
-        draft_laws = laws[:0] if drawn is None else drawn.over(laws.shape[1])
-        return accept.sampled(drafted, draft_laws, laws, self._chance)
+            tokens = side.draft(size)  # type: ignore[arg-type]
+            assert isinstance(tokens, list)
+            return Draft(tokens, levels=len(tokens))
+        drawn = side.sample(size, self._sampling, self._chance)  # type: ignore[union-attr]
+        return Draft(drawn.tokens, drawn=drawn, levels=len(drawn.tokens))
+
+    def _verify(self, draft: Draft, logits: Tensor) -> Path:
+        """What the target keeps, by its logits [K+1, V] after the last known token and after each drafted one."""
+        before = self._before(draft) if self._sampling.penalises else []
+        if self._sampling.greedy:
+            best = self._law.best(logits, before)
+            if draft.parents is not None:
+                return accept.walk(draft.tokens, draft.parents, lambda row: best[row + 1])
+            kept = accept.greedy(draft.tokens, best)
+        else:
+            laws = self._law.probabilities(logits, before)
+            if draft.parents is not None:
+                pick = self._chance.pick
+                return accept.walk(draft.tokens, draft.parents, lambda row: int(pick(laws[row + 1])))
+            draft_laws = laws[:0] if draft.drawn is None else draft.drawn.over(laws.shape[1])
+            kept = accept.sampled(draft.tokens, draft_laws, laws, self._chance)
+        return Path(list(range(kept.accepted)), kept.bonus)
+
+    def _before(self, draft: Draft) -> list[list[int]]:
+        """The answer before each row of the pass, drafted tokens above it included."""
+        parents = draft.parents if draft.parents is not None else range(-1, len(draft.tokens) - 1)
+        found = [self.token_ids]
+        for token, parent in zip(draft.tokens, parents, strict=True):
+            found.append([*found[parent + 1], token])
+        return found
 
     def _count(self, drafted: int, accepted: int) -> None:
         self.rounds += 1
@@ -209,24 +277,13 @@ class Generation:
             added = self.token_ids[first:]
             self.logprobs += logprobs(logits[: len(added)], added, self._top)
 
-    # -- the target's side ------------------------------------------------------------------------------------
 
-    @property
-    def _held(self) -> int:
-        """Tokens in the target's cache."""
-        return self._cache.length
-
-    def _pass(self, token_ids: list[int]) -> tuple[Tensor, Tensor]:
-        """One target pass over what follows the cache: final-normed states [1, S, D] and taps [1, S, C*D]."""
-        if self._side is None:
-            states = self._cache.forward(as_row(token_ids, self._target))
-            return states, states[..., :0]
-        with taps.reading(self._target, self._side.taps) as reader:
-            states = self._cache.forward(as_row(token_ids, self._target))
-            return states, reader.take()
-
-    def _truncate(self, length: int) -> None:
-        self._cache.truncate(length)
+def depth_of(parents: Sequence[int]) -> int:
+    """Levels of a tree whose parents come before their children."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
 
 
 def generate(
@@ -235,7 +292,8 @@ def generate(
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
-    draft_tokens: int,
+    draft_tokens: int | TreeSize,
+    chooser: Chooser | None = None,
     sampling: Sampling | None = None,
     name: str = "",
     logprobs: int | None = None,
@@ -244,10 +302,11 @@ def generate(
     """The target's own answer to ``prompt_ids``, drafted by ``drafter``; iterate over its rounds."""
     return Generation(
         target,
-        Chain(drafter),
+        Tree(drafter) if isinstance(draft_tokens, TreeSize) else Chain(drafter),
         prompt_ids,
         max_new_tokens=max_new_tokens,
         draft_tokens=draft_tokens,
+        chooser=chooser,
         sampling=sampling,
         name=name,
         logprobs=logprobs,

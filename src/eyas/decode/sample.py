@@ -55,7 +55,5 @@ def choose(logits: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[i
 def place(shares: Tensor, at: Tensor) -> Tensor:
     """Where numbers ``at`` [B] in [0, 1) fall in laws [B, N]: indices [B], never one without a share."""
     mass = shares.cumsum(-1, dtype=torch.float64)
-    whole = mass[:, -1:].contiguous()
-    last = torch.searchsorted(mass, whole)  # a number next to 1 may round to the whole mass
-    found = torch.searchsorted(mass, at[:, None] * whole, right=True)
-    return found.minimum(last)[:, 0]
+    wanted = at[:, None] * mass[:, -1:]  # less than the whole mass: a double below 1 times a double rounds below it
+    return torch.searchsorted(mass, wanted, right=True)[:, 0]

@@ -40,6 +40,8 @@ class Setup:
         ks: Sequence[int],
         chosen: Sequence[Prompt],
         *,
+        trees: Sequence[tuple[int, int, int]],
+        adaptive: bool,
         library: bool,
         packed: bool,
         stack: ExitStack,
@@ -47,8 +49,10 @@ class Setup:
         common.quiet_threads()
         from eyas import bench as benching
         from eyas import checkpoint, resolve
+        from eyas.decode.adaptive import Costs
         from eyas.decode.cost import measure_cost
         from eyas.decode.pack import packed as pack
+        from eyas.decode.tree import TreeSize
 
         folder = resolve.drafter(drafter)
         target = common.load_target(*place)
@@ -59,8 +63,10 @@ class Setup:
         stack.enter_context(pack(target, side) if packed else nullcontext())
         self._target = target
         self._gaps = None if place[1] == "fp32" else {}
-        self.sides |= make_sides(target, side, encode, ks, self.max_new_tokens, self._gaps)
-        self.cost = measure_cost(target, side, encode(chosen[0]), ks)
+        sizes = [TreeSize(*size) for size in trees]
+        self.cost = measure_cost(target, side, encode(chosen[0]), range(1, max(ks) + 1) if adaptive else ks)
+        costs = Costs.measured(self.cost) if adaptive else None
+        self.sides |= make_sides(target, side, encode, ks, sizes, self.max_new_tokens, self._gaps, costs)
         self.costs = {f"chain {k}": benching.Cost(*self.cost.relative(k)) for k in ks}
         if library:
             bare = common.load_target(*place)  # loaded again: the layers of the first are packed

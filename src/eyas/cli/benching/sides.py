@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eyas.bench import Bench, SideResult
     from eyas.bench.url import UrlSide
+    from eyas.decode.adaptive import Costs
+    from eyas.decode.tree import TreeSize
     from eyas.drafter import Drafter
     from eyas.prompts import Prompt
     from eyas.target import Target
@@ -36,12 +38,18 @@ def make_sides(
     drafter: Drafter,
     encode: Callable[[Prompt], list[int]],
     ks: Sequence[int],
+    trees: Sequence[TreeSize],
     max_new_tokens: int,
     gaps: dict[str, list[float]] | None,
+    costs: Costs | None = None,
 ) -> dict[str, Callable[[Prompt], SideResult]]:
-    """The sides by name. Into ``gaps``, where it is wanted, goes how near to a tie each plain step was, by prompt."""
+    """The sides by name. Into ``gaps``, where it is wanted, goes how near to a tie each plain step was, by prompt.
+
+    ``costs`` adds a side that chooses its draft length round by round, up to the longest of ``ks``.
+    """
     from eyas.bench import SideResult
-    from eyas.decode.loop import generate
+    from eyas.decode.adaptive import Adaptive
+    from eyas.decode.loop import Generation, generate
     from eyas.decode.plain import plain
 
     def text(token_ids: Sequence[int]) -> str | None:
@@ -51,9 +59,9 @@ def make_sides(
 
     def without(prompt: Prompt) -> SideResult:
         ids = encode(prompt)
-        steps: list[float] | None = None
-        if gaps is not None:
-            gaps[prompt.id] = steps = []
+        if gaps is None:
+            return told(Generation(target, None, ids, max_new_tokens=max_new_tokens, draft_tokens=0))
+        gaps[prompt.id] = steps = list[float]()
         began = time.perf_counter()
         steps_of_plain = plain(target, ids, max_new_tokens=max_new_tokens, gaps=steps)
         tokens = [next(steps_of_plain)]
@@ -61,17 +69,27 @@ def make_sides(
         tokens += steps_of_plain
         return SideResult(tokens, time.perf_counter() - began, first_seconds=first, text=text(tokens))
 
-    def drafted(k: int) -> Callable[[Prompt], SideResult]:
+    def told(run: Generation) -> SideResult:
+        first = run.seconds
+        run.finish()
+        rounds = run.rounds if run.drafted else 0
+        said = text(run.token_ids)
+        return SideResult(run.token_ids, run.seconds, rounds, run.drafted, run.accepted, first_seconds=first, text=said)
+
+    def drafted(size: int | TreeSize, chooser: Adaptive | None = None) -> Callable[[Prompt], SideResult]:
         def one(prompt: Prompt) -> SideResult:
-            run = generate(target, drafter, encode(prompt), max_new_tokens=max_new_tokens, draft_tokens=k)
-            first = run.seconds
-            run.finish()
-            counts = (run.rounds, run.drafted, run.accepted)
-            return SideResult(run.token_ids, run.seconds, *counts, first_seconds=first, text=text(run.token_ids))
+            ids = encode(prompt)
+            return told(
+                generate(target, drafter, ids, max_new_tokens=max_new_tokens, draft_tokens=size, chooser=chooser)
+            )
 
         return one
 
-    return {"plain": without, **{f"chain {k}": drafted(k) for k in ks}}
+    sides = {"plain": without, **{f"chain {k}": drafted(k) for k in ks}}
+    sides |= {f"tree {size.depth}/{size.top_k}/{size.nodes}": drafted(size) for size in trees}
+    if costs is not None:
+        sides["adaptive"] = drafted(max(ks), Adaptive(costs, max(ks)))
+    return sides
 
 
 def excused(
