@@ -50,8 +50,8 @@ class Law:
             seen = (self._asked + said) > 0
             r = sampling.repetition_penalty
             logits = torch.where(seen, torch.where(logits > 0, logits / r, logits * r), logits)
-            logits -= sampling.frequency_penalty * said
-            logits -= sampling.presence_penalty * (said > 0)
+            logits -= sampling.frequency_penalty * said.to(logits)
+            logits -= sampling.presence_penalty * (said > 0).to(logits)
         return logits
 
     def best(self, logits: Tensor, answers: Sequence[Sequence[int]]) -> list[int]:
