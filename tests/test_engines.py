@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eyas.engines.server import last_error
 from eyas.engines.vllm import Engine
 from eyas.errors import EnvironmentFault
 
@@ -126,3 +127,14 @@ def test_nothing_is_left_behind(python: Path) -> None:
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+def test_the_error_that_points_at_another_is_not_the_last_word() -> None:
+    """As vLLM 0.32 ends where a drafter's weight has no place."""
+    lines = [
+        "(EngineCore pid=1) ERROR ValueError: There is no module or parameter named 'q_prj' in EagleLlama.",
+        "(APIServer pid=2) RuntimeError: Engine core initialization failed. See root cause above. Failed: {'E': 1}",
+    ]
+    assert "q_prj" in last_error(lines)
+    assert "initialization" in last_error(lines[1:])
+    assert last_error(["one", "two"]) == "two"

@@ -149,6 +149,14 @@ def test_a_little_more_is_not_it() -> None:
     assert [c for c, _ in causes(tried)] == ["engine-falls-short"]
 
 
+def test_other_texts_are_compared_beyond_chance() -> None:
+    """0.07 a round is nothing among 600 rounds of other texts, and a fault among those of the same."""
+    a, b = Kept(600, SOUND), Kept(600, (220, 90, 36, 12))
+    assert a.above(b, same=True)
+    assert not a.above(b, same=False)
+    assert a.above(Kept(600, SPOILT), same=False)
+
+
 def test_a_run_that_dies_is_told_and_the_others_go_on() -> None:
     def says(toggle: Toggle, number: int) -> Sequence[int] | None:
         return None if toggle.name == "graphs" else spoilt_unless("prefix cache")(toggle, number)

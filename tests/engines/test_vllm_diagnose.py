@@ -123,12 +123,12 @@ def test_a_drafter_that_vllm_refuses(vllm_python: Path, tmp_path: Path) -> None:
 
 
 class Breaking(Vllm):
-    """A vLLM that feeds its drafter a frozen state as long as its prefix cache is on."""
+    """A vLLM that swaps taps as long as its prefix cache is on."""
 
     def ready(self, heard: Callable[[str], None] = lambda what: None) -> None:
         super().ready(heard)
         if self.about.resolved["cache.enable_prefix_caching"]:
-            assert "error" not in self.call("eyas_break", json.dumps(["feedback frozen"]))
+            assert "error" not in self.call("eyas_break", json.dumps(["taps swapped"]))
 
 
 def test_a_setting_that_costs_is_found_by_turning_it(vllm_python: Path) -> None:

@@ -21,8 +21,9 @@ from eyas.errors import EnvironmentFault
 from eyas.results import Evidence, Finding, Rival, judge
 from eyas.results.verdict import FALLS_SHORT
 
-SURE = 3.0  # standard errors, of rounds as if independent: the same prompts on both sides make it less likely still
-WORTH = 0.05  # tokens a round
+WORTH = 0.05  # tokens a round; where the texts are the same, near ties of the drafter make no such difference
+SURE = 3.0  # standard errors, of rounds as if independent, where they are not
+SAME = 0.9  # of the answers
 RECOVERS = 0.5  # of what is lost
 ONE_BY_ONE = 3.0  # times what several requests at a time take
 
@@ -45,10 +46,10 @@ class Kept:
         mean, square = sum(shares), sum((2 * k + 1) * share for k, share in enumerate(shares))
         return (square - mean**2) / self.rounds
 
-    def above(self, other: Kept) -> bool:
-        """Whether it keeps more, beyond chance and by what matters."""
+    def above(self, other: Kept, *, same: bool) -> bool:
+        """Whether it keeps more, by what matters and, unless both are of the ``same`` greedy texts, beyond chance."""
         more = self.length - other.length
-        return more >= WORTH and more >= SURE * sqrt(self.squared_error + other.squared_error)
+        return more >= WORTH and (same or more >= SURE * sqrt(self.squared_error + other.squared_error))
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Tried:
     outcome: str
     kept: Kept | None = None
     equal: int = 0
+    same: bool = False
+    """Whether nearly all answers are equal."""
     short: bool = False
     helps: bool = False
 
@@ -110,7 +113,7 @@ def turned(
     served = _run(begin, SERVED, asking, heard)
     if served.kept is None:
         return [served]
-    short = aim.above(served.kept)
+    short = aim.above(served.kept, same=served.same)
     lost = aim.length - served.kept.length
     fine = f"keeps what it should, {served.kept.length:.2f} of {aim.length:.2f}"
     found = [replace(served, outcome=f"keeps {lost:.2f} a round less than it should" if short else fine, short=short)]
@@ -119,7 +122,7 @@ def turned(
             found.append(Tried(toggle, 0.0, f"not tried: {toggle.why_not}"))
             continue
         run = _run(begin, toggle, asking, heard)
-        found.append(run if run.kept is None else _against(run, served.kept, lost))
+        found.append(run if run.kept is None else _against(run, served.kept, lost, same=run.same and served.same))
     return found
 
 
@@ -141,7 +144,8 @@ def _run(begin: Callable[[Toggle], Engine], toggle: Toggle, asking: Asking, hear
         return Tried(toggle, predicted, "not tried: the engine counts no rounds")
     counts = after.since(before)
     equal = sum(a.token_ids == b.token_ids for a, b in zip(answers, asking.answers, strict=True))
-    return Tried(toggle, predicted, "", Kept(counts.rounds, counts.accepted), equal)
+    same = equal >= SAME * len(answers)
+    return Tried(toggle, predicted, "", Kept(counts.rounds, counts.accepted), equal, same)
 
 
 def _settled(engine: Engine, before: Counters | None, patience: float = 5.0) -> Counters | None:
@@ -157,17 +161,17 @@ def _settled(engine: Engine, before: Counters | None, patience: float = 5.0) -> 
     return page
 
 
-def _against(run: Tried, served: Kept, lost: float) -> Tried:
+def _against(run: Tried, served: Kept, lost: float, *, same: bool) -> Tried:
     """A run again on one engine helps where it keeps less than the first: then a restart cures."""
     assert run.kept is not None
     if run.toggle.again:
-        worse = served.above(run.kept)
+        worse = served.above(run.kept, same=same)
         outcome = f"keeps {served.length - run.kept.length:.2f} less the second time" if worse else "no difference"
         return replace(run, outcome=outcome, helps=worse)
     gained = run.kept.length - served.length
-    helps = run.kept.above(served) and gained >= RECOVERS * lost
+    helps = run.kept.above(served, same=same) and gained >= RECOVERS * lost
     outcome = f"recovers {gained:.2f} of {lost:.2f}" if helps else "no difference"
-    if not helps and (run.kept.above(served) or served.above(run.kept)):
+    if not helps and (run.kept.above(served, same=same) or served.above(run.kept, same=same)):
         outcome = f"changes {gained:+.2f}, which is not it"
     return replace(run, outcome=outcome, helps=helps)
 

@@ -29,6 +29,9 @@ def port_of(wished: int | None) -> int:
     return wished or child.free_port()
 
 
+ELSEWHERE = ("see root cause above", "see stack trace")  # a process that only says that another one failed
+
+
 def told(words: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """A command as it may be written down: no folders of this machine."""
     python, *rest = words
@@ -42,9 +45,10 @@ def _named(word: str, folders: Sequence[Path]) -> str:
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """The line that says why: the last that names an error, else the last."""
+    """The line that says why: the last that names an error and does not point at another, else the last."""
     named = [line for line in lines if "Error: " in line or "Error:" in line.split(" ", 1)[0]]
-    words = (named or list(lines) or ["none"])[-1]
+    first = [line for line in named if not any(words in line.lower() for words in ELSEWHERE)]
+    words = (first or named or list(lines) or ["none"])[-1]
     return str(publishable(words.strip()[-400:]))
 
 
