@@ -51,6 +51,8 @@ TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the target. Read it first.")
 ]
 DrafterOption = Annotated[str, typer.Option("--drafter", "-d", help="Drafter: a name (smollm2-eagle3) or a folder.")]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Without a drafter.")]
+DraftTokensOption = Annotated[int, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Tokens drafted a round.")]
 JsonOption = Annotated[
     Path | None,
     typer.Option("--json", help="Write the machine-readable result here; '-' for standard output."),

@@ -26,10 +26,8 @@ def generate(
     device_map: common.DeviceMapOption = None,
     trust_remote_code: common.TrustOption = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
-    plain: Annotated[bool, typer.Option("--plain", help="Without a drafter.")] = False,
-    draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Tokens drafted a round.")
-    ] = 2,
+    plain: common.PlainOption = False,
+    draft_tokens: common.DraftTokensOption = 2,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 1 the target's own; between them surer.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Share of the probability that sampling keeps.")] = 1.0,

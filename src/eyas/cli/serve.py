@@ -26,10 +26,8 @@ def serve(
     device_map: common.DeviceMapOption = None,
     trust_remote_code: common.TrustOption = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
-    plain: Annotated[bool, typer.Option("--plain", help="Without a drafter.")] = False,
-    draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", "-k", min=1, max=16, help="Tokens drafted a round.")
-    ] = 2,
+    plain: common.PlainOption = False,
+    draft_tokens: common.DraftTokensOption = 2,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; beyond 127.0.0.1 a key is needed.")] = (
         "127.0.0.1"
     ),

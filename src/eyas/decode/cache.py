@@ -96,15 +96,22 @@ class TargetCache:
     def length(self) -> int:
         return int(self._cache.get_seq_length())
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Feed the tokens [1, S] that follow those held -> final-normed states [1, S, D] on the target's device."""
-        fed: dict[str, Any] = {"input_ids": input_ids, "use_cache": True, self._keyword: self._cache}
+    @property
+    def layers(self) -> list[GrowingLayer]:
+        """Those that hold anything: a layer that shares another's keys holds none."""
+        return [layer for layer in self._cache.layers if layer.is_initialized]
+
+    def forward(self, input_ids: Tensor, **more: Any) -> Tensor:
+        """Feed the tokens [1, S] that follow those held -> final-normed states [1, S, D] on the target's device.
+
+        ``more`` is for the decoder: positions and masks where its own will not do.
+        """
+        fed: dict[str, Any] = {"input_ids": input_ids, "use_cache": True, self._keyword: self._cache, **more}
         return self._decoder(**fed).last_hidden_state.to(self._device)  # type: ignore[no-any-return]
 
     def truncate(self, length: int) -> None:
-        for layer in self._cache.layers:
-            if layer.is_initialized:  # a layer that shares another's keys holds none
-                layer.truncate(length)
+        for layer in self.layers:
+            layer.truncate(length)
 
 
 def cache_keyword(decoder: nn.Module) -> str:

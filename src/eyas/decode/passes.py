@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from eyas import taps as tapping
 from eyas.decode import compact, sight
-from eyas.decode.cache import GrowingLayer, cache_keyword
+from eyas.decode.cache import TargetCache, as_row
 from eyas.decode.chunks import CHUNK, in_chunks
 from eyas.decode.sight import Fed, Sight
 from eyas.target import Target
@@ -57,23 +56,17 @@ def of(target: Target, taps: Sequence[int]) -> Passes:
 
 
 class LibraryPasses:
-    """transformers' own modules, any architecture whose cache is keys and values of every token.
-
-    The cache is made without the target's config on purpose: a sliding-window layer that has dropped old rows cannot
-    take back a rejected run. The model's own mask applies the window, so nothing it should not see is seen.
-    """
+    """transformers' own modules, any architecture whose cache is keys and values of every token."""
 
     def __init__(self, target: Target, taps: Sequence[int], *, chunk: int = CHUNK) -> None:
         self.taps = tapping.validate(taps, target.num_layers) if taps else ()
         self._target, self._chunk = target, chunk
-        self._cache = DynamicCache()
-        self._cache.layer_class_to_replicate = GrowingLayer
-        self._keyword = cache_keyword(target.decoder)
+        self._cache = TargetCache(target)
         self._fed: Fed | None = None
 
     @property
     def length(self) -> int:
-        return int(self._cache.get_seq_length())
+        return self._cache.length
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], parents: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
@@ -83,15 +76,14 @@ class LibraryPasses:
     def truncate(self, length: int) -> None:
         assert 0 <= length <= self.length, f"{length} of {self.length} tokens"
         self._fed = None
-        for layer in self._held():
-            layer.truncate(length)
+        self._cache.truncate(length)
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
         assert self._fed is not None, "keep() without a pass before it"
         began, at = self._fed.began, self._fed.kept(rows)
         if at != list(range(began, began + len(at))):
-            for layer in self._held():
+            for layer in self._cache.layers:
                 kept = layer.keys[:, :, at], layer.values[:, :, at]
                 layer.truncate(began)
                 layer.update(*kept)
@@ -99,15 +91,14 @@ class LibraryPasses:
 
     def _rows(self, token_ids: Sequence[int], parents: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         target = self._target
-        fed: dict[str, Any] = {"use_cache": True, self._keyword: self._cache}
-        fed["input_ids"] = torch.tensor([list(token_ids)], dtype=torch.int64, device=target.device)
-        if parents is not None:  # a chain is what the model's own mask is for
-            fed |= self._tree(sight.tree(parents, target.device))
+        ids = as_row(list(token_ids), target)
+        # A chain is what the model's own mask is for.
+        more = self._tree(sight.tree(parents, target.device)) if parents is not None else {}
         if not self.taps:
-            states = target.decoder(**fed).last_hidden_state[0].to(target.device)
+            states = self._cache.forward(ids, **more)[0]
             return states, states.new_empty(len(token_ids), 0)
         with tapping.reading(target, self.taps) as reader:
-            states = target.decoder(**fed).last_hidden_state[0].to(target.device)
+            states = self._cache.forward(ids, **more)[0]
             return states, reader.take()[0]
 
     def _tree(self, tree: Sight) -> dict[str, Any]:
@@ -122,7 +113,3 @@ class LibraryPasses:
         kinds = getattr(config, "layer_types", None)
         masks = {kind: mask(window if "sliding" in kind else None) for kind in set(kinds)} if kinds else mask(window)
         return {"position_ids": (tree.depths + held)[None], "attention_mask": masks}
-
-    def _held(self) -> list[GrowingLayer]:
-        """A layer that shares another's keys holds none."""
-        return [layer for layer in self._cache.layers if layer.is_initialized]
