@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from eyas.target import Target
 
 FIRST_CAPACITY = 256
+EVEN = 8  # of which every capacity is a multiple, for those that go over rows by eights
 
 
 class KeyValues:
@@ -44,6 +45,15 @@ class KeyValues:
         self._values[:, :, self.length : end] = values
         self.length = end
 
+    def room_for(self, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole buffers [1, G, capacity, E] with room for so many rows more, for who writes them and moves ``length``.
+
+        ``like`` [1, G, any, E] is for heads, width and kind of numbers.
+        """
+        self._keys = self._with_room(self._keys, like, self.length + rows)
+        self._values = self._with_room(self._values, like, self.length + rows)
+        return self._keys, self._values
+
     def truncate(self, length: int) -> None:
         """Forget all rows from ``length`` on."""
         assert 0 <= length <= self.length, f"{length} of {self.length} rows"
@@ -52,7 +62,7 @@ class KeyValues:
     def _with_room(self, buffer: Tensor | None, like: Tensor, needed: int) -> Tensor:
         if buffer is not None and buffer.shape[2] >= needed:
             return buffer
-        capacity = max(FIRST_CAPACITY, 2 * (buffer.shape[2] if buffer is not None else 0), needed)
+        capacity = max(FIRST_CAPACITY, 2 * (buffer.shape[2] if buffer is not None else 0), -(-needed // EVEN) * EVEN)
         larger = like.new_empty(1, like.shape[1], capacity, like.shape[3])
         if buffer is not None:
             larger[:, :, : self.length] = buffer[:, :, : self.length]

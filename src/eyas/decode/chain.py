@@ -8,8 +8,8 @@ Slot t holds the target's taps of position t and is fed token x[t+1]; depth k of
 and sees every committed key and its own keys of depths 1..k. The alignment is drawn at the head of
 ``objective``. Every layer of the drafter has a cache of its own.
 
-Letters: S slots, C taps, D target width, H drafter width, W draft vocabulary, N query heads, G key/value
-heads, E head width.
+Letters: S slots, F nodes of a tree's level, R temporary rows, C taps, D target width, H drafter width, W draft
+vocabulary, N query heads, G key/value heads, E head width.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.answers import Sampling
@@ -36,7 +37,15 @@ class Chain:
         self.taps = drafter.config.taps
         self.caches = [KeyValues() for _ in range(drafter.config.num_hidden_layers)]
         self.committed = 0
-        self.state: Tensor | None = None
+        self._state: Tensor | None = None
+
+    @property
+    def state(self) -> Tensor | None:
+        return self._state
+
+    @state.setter
+    def state(self, state: Tensor | None) -> None:
+        self._state = state
 
     @torch.inference_mode()
     def extend(self, taps: Tensor, next_tokens: Sequence[int], first_slot: int) -> None:
@@ -101,6 +110,25 @@ class Chain:
         self.truncate(self.committed)
         self.state = None
 
+    @torch.inference_mode()
+    def level(self, states: Tensor, tokens: Tensor, ancestors: Tensor, depth: int) -> Tensor:
+        """A tree's next level: states [1, F, H] above its F nodes and their target ids [F] -> their states [1, F, H].
+
+        Their keys and values are temporary rows; ``ancestors`` [F, R] is which of all R such rows each node sees, the
+        F of this call among them.
+        """
+        hidden, tokens = self.drafter.feedback(states), tokens[None]
+        positions = torch.full_like(tokens, self.committed - 1 + depth)
+        # Where every level so far was a single node all that is held is seen, and no mask is needed.
+        lone = ancestors.shape[1] == depth
+        seen = None if lone else F.pad(ancestors, (self.committed, 0), value=True)
+        for layer, cache in enumerate(self.caches):
+            residual, mixed = self.drafter.enter(hidden, tokens, layer)
+            cache.append(*self.drafter.keys_values(mixed, positions, layer))
+            queries = self.drafter.queries(mixed, positions, layer)
+            hidden = self.drafter.finish(residual, attend_grouped(queries, cache.keys, cache.values, seen), layer)
+        return hidden
+
     @property
     def length(self) -> int:
         """Slots held, committed and temporary."""
@@ -126,16 +154,26 @@ class Chain:
         """The layer's output [1, S, H] at its last S rows: residual [1, S, H], attention's input [1, S, 2H or H]."""
         keys, values = self.caches[layer].keys, self.caches[layer].values
         queries = self.drafter.queries(mixed, positions, layer)
-        _, N, S, E = queries.shape
+        S = queries.shape[2]
         if S == 1:
-            # One row needs no mask, so the heads of a group can stand as rows: no key is repeated.
-            grouped = queries.reshape(1, self.drafter.config.num_key_value_heads, -1, E)
-            attended = attend(grouped, keys, values, None).reshape(1, N, 1, E)
+            attended = attend_grouped(queries, keys, values, None)
         else:
             rows = torch.arange(keys.shape[2], device=keys.device)
             held = rows <= rows[-S:, None]  # [S, T]
             attended = attend(queries, keys, values, held[None, None])
         return self.drafter.finish(residual, attended, layer)
+
+
+def attend_grouped(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+    """Attention of few rows [1, N, F, E] over keys and values [1, G, T, E]; ``seen`` [F, T], None is all.
+
+    The heads of a group stand as rows, so that no key is repeated.
+    """
+    groups = keys.shape[1]
+    grouped = queries.reshape(1, groups, -1, queries.shape[-1])  # [1, G, N/G * F, E]
+    if seen is not None:
+        seen = seen.repeat(queries.shape[1] // groups, 1)[None, None]
+    return attend(grouped, keys, values, seen).reshape(queries.shape)
 
 
 def _numbers(logits: Tensor) -> Tensor:

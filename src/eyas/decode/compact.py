@@ -100,19 +100,18 @@ class CompactPasses:
             (*stack.turn(kind, self.length, sees), sees.first(self.length, kind.window), sees.rows(kind.window))
             for kind in stack.kinds
         ]
-        sights = (kernel.Sight * len(views))(*(kernel.Sight(*(part.data_ptr() for part in view)) for view in views))
-        return compiled.forward(
-            stack.shape,
-            stack.structures,
-            sights,
-            x,
-            self._cache,
-            self.length,
-            self._tapped,
-            taps,
-            stack.last_gain,
-            self._scratch,
+        sights = (kernel.Sight * len(views))(*(kernel.Sight.of(*view) for view in views))
+        states = torch.empty_like(x)
+        outlet = kernel.Outlet(
+            tapped=ctypes.addressof(self._tapped),
+            taps=taps.data_ptr(),
+            tap_width=taps.shape[1],
+            gain=stack.last_gain.data_ptr(),
+            states=states.data_ptr(),
         )
+        cache = kernel.Cache.of(*self._cache, self.length)
+        compiled.forward(stack.shape, stack.structures, sights, x, cache, outlet, self._scratch)
+        return states
 
     # -- many rows, or no kernel ----------------------------------------------------------------------------------
 

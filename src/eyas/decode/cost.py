@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.decode import passes
-from eyas.decode.chain import Chain
+from eyas.decode.swift import chain_of
 from eyas.drafter import Drafter
 from eyas.target import Target
 
@@ -50,7 +50,7 @@ def work_of(
     states, tapped = fed.forward(list(prompt_ids))
     held = fed.length
     first = int(target.logits(states[-1]).argmax())
-    chain = Chain(drafter)
+    chain = chain_of(drafter)
     chain.extend(tapped[None], [*list(prompt_ids)[1:], first], 0)
 
     def verify(rows: int) -> Callable[[], None]:

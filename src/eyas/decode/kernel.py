@@ -1,9 +1,9 @@
-"""``kernel.c``, compiled where a compiler is at hand: products of a few rows and their attention, on the CPU in fp32.
+"""``native``, compiled where a compiler is at hand: products of a few rows and their attention, on the CPU in fp32.
 
 Nobody needs a compiler: without one, ``reason`` says so and callers go the way through torch. The library is made
 once for a source, a compiler and a processor, and kept in eyas's cache, where only its owner may write.
 
-Letters: R rows, K inputs, N outputs, H query heads, G key/value heads, E head width.
+Letters: R rows, K inputs, N outputs, D width of the residual stream, H query heads, G key/value heads, E head width.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from eyas.fetch import cache_root
 
-SOURCE = Path(__file__).with_name("kernel.c")
+SOURCE = Path(__file__).with_name("native") / "pass.c"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-x", "c")
+FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off")
 PATIENCE = 120  # seconds; it takes two
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_int64
 FEW = 32  # rows from which on a matrix product library is the faster way
@@ -62,9 +62,46 @@ class Shape(ctypes.Structure):
 
 
 class Sight(ctypes.Structure):
-    """Cosines and sines [R, E] fp32, the first held column a row sees [R] int64, its rows of the pass [R, R] bool."""
+    """Cosines and sines [R, E] fp32, the first held column a row sees [R] int64, and which of the last ``tail`` columns
+    [R, tail] bool, those of the pass itself among them."""
 
-    _fields_ = tuple((name, POINTER) for name in ("cos", "sin", "first", "seen"))
+    _fields_ = (*((name, POINTER) for name in ("cos", "sin", "first", "seen")), ("tail", NUMBER))
+
+    @classmethod
+    def of(cls, cos: Tensor, sin: Tensor, first: Tensor, seen: Tensor) -> Sight:
+        return cls(cos.data_ptr(), sin.data_ptr(), first.data_ptr(), seen.data_ptr(), seen.shape[1])
+
+
+class Cache(ctypes.Structure):
+    """Keys and values [layers, G, capacity, E], of which ``held`` columns are there."""
+
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("held", NUMBER), ("capacity", NUMBER))
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, held: int) -> Cache:
+        return cls(keys.data_ptr(), values.data_ptr(), held, keys.shape[2])
+
+
+class Beside(ctypes.Structure):
+    """Rows [R, D] that come to the first layer beside x, and the gain of their norm [D]; or nothing."""
+
+    _fields_ = (("rows", POINTER), ("gain", POINTER))
+
+
+class Outlet(ctypes.Structure):
+    """Where taps, states and logits go: the column each of layers + 1 taps begins at or -1, taps [R, tap_width], the
+    last norm's gain [D], states [R, D]; the head and logits [R - first_asked, W], or none."""
+
+    _fields_ = (
+        ("tapped", POINTER),
+        ("taps", POINTER),
+        ("tap_width", NUMBER),
+        *((name, POINTER) for name in ("gain", "states", "head", "logits")),
+        ("first_asked", NUMBER),
+    )
+
+
+NOTHING = Beside()
 
 
 class Kernel:
@@ -74,7 +111,7 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear, self._pass = library.eyas_linear, library.eyas_pass
         self._linear.argtypes = [POINTER, POINTER, POINTER, NUMBER, NUMBER]
-        self._pass.argtypes = [*[POINTER] * 8, NUMBER, *[POINTER] * 3, *[NUMBER] * 4]
+        self._pass.argtypes = [*[POINTER] * 8, NUMBER, NUMBER]
         self._linear.restype = self._pass.restype = None
 
     def linear(self, of: Linear, x: Tensor) -> Tensor:
@@ -90,47 +127,33 @@ class Kernel:
         layers: ctypes.Array[Layer],
         sights: ctypes.Array[Sight],
         x: Tensor,
-        cache: tuple[Tensor, Tensor],
-        held: int,
-        tapped: ctypes.Array[ctypes.c_int64],
-        taps: Tensor,
-        gain: Tensor,
+        cache: Cache,
+        outlet: Outlet,
         scratch: Tensor,
-    ) -> Tensor:
-        """Rows ``x`` [R, D] through all layers, in place, and the last norm -> states [R, D].
+        beside: Beside = NOTHING,
+    ) -> None:
+        """Rows ``x`` [R, D] through all layers, in place; their keys and values join the cache after what is held.
 
-        Keys and values join the ``cache`` after ``held`` columns.
-
-        ``cache``: keys and values [layers, G, capacity, E]. ``tapped``: for each of layers + 1 taps the column of
-        ``taps`` [R, ...] it begins at, or -1. ``scratch``: R * ``scratch_floats`` or more.
+        ``scratch``: R * ``scratch_floats`` or more.
         """
-        keys, values = cache
-        states = torch.empty_like(x)
         self._pass(
             ctypes.addressof(shape),
             ctypes.addressof(layers),
             ctypes.addressof(sights),
             x.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            ctypes.addressof(tapped),
-            taps.data_ptr(),
-            taps.shape[1],
-            gain.data_ptr(),
-            states.data_ptr(),
+            ctypes.addressof(beside),
+            ctypes.addressof(cache),
+            ctypes.addressof(outlet),
             scratch.data_ptr(),
             x.shape[0],
-            held,
-            keys.shape[2],
             torch.get_num_threads(),
         )
-        return states
 
 
 def scratch_floats(shape: Shape, capacity: int) -> int:
     """What one row of a pass needs."""
     wide = max(shape.D, (shape.H + 2 * shape.G) * shape.E)
-    return int(2 * wide + 3 * shape.I + shape.H * capacity)
+    return int(2 * wide + 3 * shape.I + shape.H * capacity + torch.get_num_threads() * 2 * shape.D)
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -157,7 +180,8 @@ def load() -> tuple[Kernel | None, str | None]:
 def compiled(compiler: str) -> Path:
     """The library's file, made if it is not there."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
-    made_of = "\0".join((SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), version.stdout, processor()))
+    sources = [path.read_text(encoding="utf-8") for path in sorted(SOURCE.parent.glob("*.[ch]"))]
+    made_of = "\0".join((*sources, " ".join(FLAGS), version.stdout, processor()))
     folder = cache_root() / "kernels"
     library = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.so"
     if library.is_file() and owned(library):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.decode import kernel
+from eyas.decode import kernel, pages
 from eyas.decode.sight import Sight
 from eyas.target import Target, norm_eps
 
@@ -65,7 +65,8 @@ class Stack:
         self.kinds: list[Kind] = []
         self._rope: nn.Module = decoder.rotary_emb  # type: ignore[assignment]
         self._turns: dict[Kind, tuple[Tensor, Tensor]] = {}
-        self._weights = list(decoder.parameters())  # alive as long as a structure points at them
+        # Alive as long as a structure points at them, even if a parameter is given other memory meanwhile.
+        self._weights = [weight.detach() for weight in decoder.parameters()]
         self._addresses = [weight.data_ptr() for weight in self._weights]
         self.eps = norm_eps(target.norm)
         self.last_gain = gain(target.norm)
@@ -91,7 +92,7 @@ class Stack:
 
     def empty_cache(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = (self.shape.layers, self.shape.G, capacity, self.shape.E)
-        return torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)
+        return pages.empty(*shape), pages.empty(*shape)
 
     def normed(self, x: Tensor, gain: Tensor | None) -> Tensor:
         """RMSNorm over the last dimension; x itself where there is no norm."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eyas.decode import kernel
+from eyas.decode import kernel, pages
 from eyas.drafter import Drafter
 from eyas.target import Target
 
@@ -59,12 +59,14 @@ def packed(target: Target, drafter: Drafter | None = None, *, rows: int = LAID_O
     Without the compiled kernel, or for more than LAID_OUT_FOR rows, each packed weight exists twice meanwhile (a tied
     head is copied too) and weights changed inside the context are not seen.
 
-    Modules are themselves again afterwards. Does nothing, and says
-    why, where packing does not apply.
+    Modules are themselves again afterwards, though weights may lie elsewhere (``pages``). Does nothing, and says why,
+    where packing does not apply.
     """
     reason = unsuited(target)
     compiled, told = few_rows_kernel(rows)
     swapped: list[nn.Linear] = []
+    if reason is None and compiled is not None:
+        pages.settle(target.model, drafter)
     try:
         if reason is None:
             for module in candidates(target.model, drafter):

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.decode.chain import Chain
-from eyas.drafter import Drafter, attend
+from eyas.decode.swift import chain_of
+from eyas.drafter import Drafter
 from eyas.errors import UsageError
 
 
@@ -76,7 +75,7 @@ class Tree:
     """A drafter and what it saw of one text, for drafting trees."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.chain = Chain(drafter)
+        self.chain = chain_of(drafter)
         self.drafter = drafter
         self.taps = self.chain.taps
 
@@ -111,17 +110,7 @@ class Tree:
 
         ``ancestors`` [F, R]: which temporary rows each node sees, the F rows of this pass included.
         """
-        hidden, tokens = self.drafter.feedback(states), tokens[None]
-        positions = torch.full_like(tokens, self.chain.committed - 1 + depth)
-        # Where every pass so far fed a single node all that is held is seen, and no mask is needed.
-        lone = ancestors.shape[1] == depth
-        seen = None if lone else F.pad(ancestors, (self.chain.committed, 0), value=True)
-        for layer, cache in enumerate(self.chain.caches):
-            residual, mixed = self.drafter.enter(hidden, tokens, layer)
-            cache.append(*self.drafter.keys_values(mixed, positions, layer))
-            queries = self.drafter.queries(mixed, positions, layer)
-            hidden = self.drafter.finish(residual, _attend_grouped(queries, cache.keys, cache.values, seen), layer)
-        return hidden
+        return self.chain.level(states, tokens, ancestors, depth)
 
     def _children(self, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """States [F, H] -> the likeliest children's target ids and log probabilities, both [F, k], k <= W."""
@@ -181,15 +170,3 @@ class Candidates:
 def _best_first(scores: Tensor) -> Tensor:
     """Places [M] by falling score, equal ones in the order they stand."""
     return scores.sort(descending=True, stable=True).indices
-
-
-def _attend_grouped(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention of few rows [1, N, F, E] over keys and values [1, G, T, E]; ``seen`` [F, T], None is all.
-
-    The heads of a group stand as rows, so that no key is repeated.
-    """
-    groups = keys.shape[1]
-    grouped = queries.reshape(1, groups, -1, queries.shape[-1])  # [1, G, N/G * F, E]
-    if seen is not None:
-        seen = seen.repeat(queries.shape[1] // groups, 1)[None, None]
-    return attend(grouped, keys, values, seen).reshape(queries.shape)
