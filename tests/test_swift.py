@@ -24,7 +24,10 @@ compiled, told = kernel.load()
 needs_kernel = pytest.mark.skipif(compiled is None, reason=str(told))
 TAPS = (1, 2, 4)
 TEXT = 90
-ONE_LAYER = [name for name, choices in tiny.SHAPES.items() if choices.get("num_hidden_layers", 1) == 1]
+SHAPES: dict[str, dict[str, Any]] = {
+    **{name: choices for name, choices in tiny.SHAPES.items() if choices.get("num_hidden_layers", 1) == 1},
+    "qk_norm": {"qk_norm": True},
+}
 
 
 @cache
@@ -54,11 +57,11 @@ def near(got: Tensor | None, expected: Tensor | None) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize(
-    ("kind", "shape"), [*((kind, "usual") for kind in tiny.KINDS), *(("llama", shape) for shape in ONE_LAYER)]
+    ("kind", "shape"), [*((kind, "usual") for kind in tiny.KINDS), *(("llama", shape) for shape in SHAPES)]
 )
 def test_states_logits_keys_and_values_agree(kind: str, shape: str) -> None:
     """Rounds of every length, fed along other words than were drafted, with rounds in which nobody looks."""
-    drafter = made(kind, **tiny.SHAPES[shape])
+    drafter = made(kind, **SHAPES[shape])
     ids, seen = seen_of(kind)
     chains, chance, at = both(drafter), random.Random(3), 0
     while at < TEXT - 8:
@@ -86,10 +89,10 @@ def test_states_logits_keys_and_values_agree(kind: str, shape: str) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("shape", ONE_LAYER)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [TreeSize(4, 1, 4), TreeSize(3, 3, 9), TreeSize(5, 2, 24)])
 def test_trees_are_the_same_trees(shape: str, size: TreeSize) -> None:
-    drafter = made("llama", **tiny.SHAPES[shape])
+    drafter = made("llama", **SHAPES[shape])
     ids, seen = seen_of("llama")
     trees = Tree(drafter), Tree(drafter)
     assert isinstance(trees[0].chain, SwiftChain)

@@ -33,13 +33,14 @@ LANES = 8  # of the source: a head's width and a cache's capacity are multiples 
 
 
 class Linear(ctypes.Structure):
-    """A weight [outputs, inputs] where it lies, and its bias if it has one."""
+    """A weight [outputs, inputs] where it lies, its bias if it has one, and its scale if it is ``int8``."""
 
-    _fields_ = (("weight", POINTER), ("bias", POINTER), ("outputs", NUMBER), ("inputs", NUMBER))
+    _fields_ = (*((name, POINTER) for name in ("weight", "bias", "scale")), ("outputs", NUMBER), ("inputs", NUMBER))
 
     @classmethod
     def of(cls, module: nn.Linear) -> Linear:
-        return cls(address(module.weight), address(module.bias), *module.weight.shape)
+        scale = address(buffer(module, "scale"))
+        return cls(weight_of(module).data_ptr(), address(module.bias), scale, *module.weight.shape)
 
 
 class Layer(ctypes.Structure):
@@ -154,6 +155,16 @@ def scratch_floats(shape: Shape, capacity: int) -> int:
     """What one row of a pass needs."""
     wide = max(shape.D, (shape.H + 2 * shape.G) * shape.E)
     return int(2 * wide + 3 * shape.I + shape.H * capacity + torch.get_num_threads() * 2 * shape.D)
+
+
+def weight_of(module: nn.Linear) -> Tensor:
+    """What a pass reads of it."""
+    whole = buffer(module, "whole")
+    return module.weight if whole is None else whole
+
+
+def buffer(module: nn.Module, name: str) -> Tensor | None:
+    return dict(module.named_buffers(recurse=False)).get(name)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -66,7 +66,7 @@ class Stack:
         self._rope: nn.Module = decoder.rotary_emb  # type: ignore[assignment]
         self._turns: dict[Kind, tuple[Tensor, Tensor]] = {}
         # Alive as long as a structure points at them, even if a parameter is given other memory meanwhile.
-        self._weights = [weight.detach() for weight in decoder.parameters()]
+        self._weights = [weight.detach() for weight in weights(decoder)]
         self._addresses = [weight.data_ptr() for weight in self._weights]
         self.eps = norm_eps(target.norm)
         self.last_gain = gain(target.norm)
@@ -88,7 +88,7 @@ class Stack:
 
     def is_current(self, target: Target) -> bool:
         """Whether the weights still lie where they lay; new values in the same place are seen without further ado."""
-        return [weight.data_ptr() for weight in target.decoder.parameters()] == self._addresses
+        return [weight.data_ptr() for weight in weights(target.decoder)] == self._addresses
 
     def empty_cache(self, capacity: int) -> tuple[Tensor, Tensor]:
         shape = (self.shape.layers, self.shape.G, capacity, self.shape.E)
@@ -181,6 +181,11 @@ def unsuited(target: Target) -> str | None:
     ):
         return "somebody replaced the forward of its modules"
     return None
+
+
+def weights(decoder: nn.Module) -> list[Tensor]:
+    """All that structures point at."""
+    return [*decoder.parameters(), *decoder.buffers()]
 
 
 def activation(config: Any) -> str:

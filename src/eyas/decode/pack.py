@@ -130,7 +130,7 @@ def kernel_forward(compiled: kernel.Kernel, module: nn.Linear) -> Callable[[Tens
         found = input.numel() // narrow
         if not 1 <= found <= kernel.FEW or input.dtype != torch.float32 or torch.is_grad_enabled():
             return nn.Linear.forward(module, input)
-        if module.weight.data_ptr() != weight.weight:  # put elsewhere meanwhile
+        if kernel.weight_of(module).data_ptr() != weight.weight:  # put elsewhere meanwhile
             return nn.Linear.forward(module, input)
         return compiled.linear(weight, input.reshape(found, narrow).contiguous()).view(*input.shape[:-1], wide)
 

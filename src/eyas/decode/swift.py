@@ -63,7 +63,7 @@ class Parts:
         config, layer = drafter.config, drafter.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         # Alive as long as a structure points at them, even if a parameter is given other memory meanwhile.
-        self._weights = [weight.detach() for weight in drafter.parameters()]
+        self._weights = [weight.detach() for weight in (*drafter.parameters(), *drafter.buffers())]
         self._addresses = addresses(drafter)
         linear = kernel.Linear.of
         made = kernel.Layer(scaling=config.head_dim**-0.5, kind=0)
@@ -116,7 +116,7 @@ def parts_of(drafter: Drafter) -> Parts:
 
 
 def addresses(drafter: Drafter) -> list[int]:
-    return [weight.data_ptr() for weight in drafter.parameters()]
+    return [weight.data_ptr() for weight in (*drafter.parameters(), *drafter.buffers())]
 
 
 def gain(norm: nn.Module) -> Tensor:
