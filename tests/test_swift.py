@@ -182,9 +182,10 @@ def test_a_sampled_draft_is_drawn_from_the_same_laws() -> None:
 @needs_kernel
 def test_weights_that_change_or_move_are_seen() -> None:
     drafter, (ids, seen) = made("llama", seed=4), seen_of("llama")
-    early = chain_of(drafter)
-    before = drafter.midlayer.mlp.down_proj.weight.detach().clone()
-    drafter.midlayer.mlp.down_proj.weight.data = before * 2  # elsewhere
+    early, _ = both(drafter)
+    for weight in (drafter.midlayer.mlp.down_proj.weight, drafter.lm_head.weight):
+        weight.data = weight.detach() * 2  # elsewhere
+    assert early._parts.head.weight in {weight.data_ptr() for weight in early._parts._weights}
     swift_, plain = both(drafter)
     with torch.no_grad():
         drafter.lm_head.weight.mul_(0.5)  # in its place

@@ -34,6 +34,15 @@ def dtype(word: str) -> torch.dtype:
     return DTYPES[word]
 
 
+def require_roundable(dtype: str, device: str, device_map: str | None) -> None:
+    """Raise UsageError where weights cannot be rounded to eight bits."""
+    if dtype != "fp32" or device != "cpu" or device_map is not None:
+        raise UsageError(
+            f"--int8 rounds fp32 weights on the CPU; --dtype {dtype} on {device_map or device} was asked.",
+            way_out="Leave out --dtype, --device and --device-map, or leave out --int8.",
+        )
+
+
 def require(device: str, device_map: DeviceMap | None = None) -> torch.device:
     """The device a user means, there and ready. Raises UsageError for a wrong word, EnvironmentFault for an absent one.
 

@@ -46,6 +46,7 @@ def bench(
         bool, typer.Option("--library", help="Time transformers' own generate too, as a further side.")
     ] = False,
     packed: Annotated[bool, typer.Option("--packed/--no-packed", help="Prepacked linear layers on the CPU.")] = True,
+    int8: common.Int8Option = False,
     url: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,7 +98,7 @@ def bench(
     where = Where(json, markdown, html)
     ks = parse_counts(draft_tokens) if draft_tokens is not None else None
     if predict:
-        run = (target, dtype, device, device_map, trust_remote_code, packed)
+        run = (target, dtype, device, device_map, trust_remote_code, int8, packed)
         _predict(run, ks, verify_ms, draft_ms, draft_vocab, predicting.lengths(curve, accept, accept_length), where)
         return
     _refuse_stray(curve=curve, accept=accept, accept_length=accept_length, verify_ms=verify_ms, draft_ms=draft_ms)
@@ -107,7 +108,7 @@ def bench(
     with ExitStack() as stack:
         setup = Setup(max_new_tokens)
         if local if local is not None else not url:
-            place = (target, dtype, device, device_map, trust_remote_code)
+            place = (target, dtype, device, device_map, trust_remote_code, int8)
             setup.add_local(
                 place, drafter, ks or [4], chosen, trees=parse_trees(tree), adaptive=adaptive, library=library,
                 packed=packed, stack=stack,
@@ -161,7 +162,7 @@ def _end(result: Bench) -> None:
 
 
 def _predict(
-    run: tuple[str, str, str, str | None, bool, bool],
+    run: tuple[str, str, str, str | None, bool, bool, bool],
     ks: Sequence[int] | None,
     verify_ms: str | None,
     draft_ms: float | None,

@@ -42,6 +42,7 @@ def measured(
     device: str,
     device_map: str | None,
     trust: bool,
+    int8: bool,
     packed: bool,
     ks: Sequence[int],
     draft_vocab: int,
@@ -60,11 +61,13 @@ def measured(
     from eyas.target import default_taps
     from eyas.vocab import DraftVocab
 
-    target = common.load_target(spec, dtype, device, device_map, trust)
+    target = common.load_target(spec, dtype, device, device_map, trust, int8)
     words = min(draft_vocab, target.vocab_size)
     config = starts.config_for(target, tuple(default_taps(target.num_layers)), words)
     drafter = starts.random(target, config, DraftVocab(torch.arange(words), target.vocab_size), seed=0)
     drafter = drafter.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+    if int8:
+        common.round_weights(drafter)
     ids = [1 + i % (target.vocab_size - 1) for i in range(min(CONTEXT, target.max_positions - max(ks) - 2))]
     with common.err.status("timing passes …"), pack(target, drafter) if packed else nullcontext():
         cost = measure_cost(target, drafter, ids, ks)

@@ -35,7 +35,7 @@ class Setup:
 
     def add_local(
         self,
-        place: tuple[str, str, str, str | None, bool],
+        place: tuple[str, str, str, str | None, bool, bool],
         drafter: str,
         ks: Sequence[int],
         chosen: Sequence[Prompt],
@@ -57,6 +57,8 @@ class Setup:
         folder = resolve.drafter(drafter)
         target = common.load_target(*place)
         side = checkpoint.load(checkpoint.read(folder), target)
+        if place[5]:
+            common.round_weights(side)
         encode = encoder(target)
         if target.tokenizer is not None and not target.tokenizer.chat_template:
             common.note(f"{target.spec} has no chat template: prompts are taken as they are, as text to go on with.")
@@ -75,6 +77,7 @@ class Setup:
             "target": place[0],
             "dtype": place[1],
             "device": place[2],
+            "int8": place[5],
             "packed": packed,
             "drafter_sha256": results.weights_sha256(folder),
         }
