@@ -80,8 +80,8 @@ def test_states_logits_keys_and_values_agree(kind: str, shape: str) -> None:
                 chain.feed(token)
             near(chains[0].logits(), chains[1].logits())
             near(chains[0].state, chains[1].state)
-        for chain in chains:
-            chain.truncate(chain.committed)
+    for chain in chains:
+        chain.truncate(chain.committed)
     swift_cache, cache_ = chains[0].caches[0], chains[1].caches[0]
     assert swift_cache.length == cache_.length == chains[0].length == at
     near(swift_cache.keys, cache_.keys)
