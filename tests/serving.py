@@ -117,10 +117,10 @@ class HintedChain(Chain):
 
 
 class Scripted(Answering):
-    """Answers that a test wrote: for each request a list of (text, drafted), a step each."""
+    """Answers that a test wrote: for each request a list of (text, drafted), a step each; None reads on in a prompt."""
 
     def __init__(
-        self, target: Target, script: Callable[[Request], Sequence[tuple[str, bool]]], pause: float = 0.0
+        self, target: Target, script: Callable[[Request], Sequence[tuple[str, bool] | None]], pause: float = 0.0
     ) -> None:
         super().__init__(target, None, draft_tokens=1)
         self._script, self._pause = script, pause
@@ -130,13 +130,17 @@ class Scripted(Answering):
 
 
 class _Script:
-    def __init__(self, steps: Sequence[tuple[str, bool]], pause: float) -> None:
+    def __init__(self, steps: Sequence[tuple[str, bool] | None], pause: float) -> None:
         self._steps, self._pause, self._at = steps, pause, 0
 
-    def step(self) -> Piece:
+    def step(self) -> Piece | None:
         time.sleep(self._pause)
-        text, drafted = self._steps[self._at]
+        step = self._steps[self._at]
         self._at += 1
-        counts = Counts(self._at - 1, (self._at - 1,), (sum(d for _, d in self._steps[1 : self._at]),))
+        if step is None:
+            return None
+        text, drafted = step
+        told = [kept for _, kept in filter(None, self._steps[: self._at])]
+        counts = Counts(len(told) - 1, (len(told) - 1,), (sum(told[1:]),))
         finish = "stop" if self._at == len(self._steps) else None
         return Piece((1,), (Span(text, drafted),), counts, (), finish)

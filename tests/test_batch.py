@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +229,12 @@ def test_greedy_takes_the_best() -> None:
 def test_impossible_sampling_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Sampling(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("law", [{"repetition_penalty": 1.1}, {"frequency_penalty": 0.5}, {"logit_bias": {3: 1.0}}])
+def test_what_a_batch_cannot_follow_is_refused_before_anything_is_played(law: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="neither penalties nor a logit bias"):
+        Batch(tiny.target(), max_new_tokens=4, sampling=Sampling(temperature=1.0, **law))
 
 
 # -- the real target ----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,12 +12,15 @@ from torch import nn
 
 import stacks
 import tiny
+from eyas import target as targets
+from eyas.cli import common
 from eyas.decode import compact, int8, kernel, pack
 from eyas.decode.compact import CompactPasses
 from eyas.decode.loop import generate
 from eyas.decode.passes import LibraryPasses
 from eyas.decode.plain import plain
 from eyas.decode.swift import SwiftChain, chain_of
+from eyas.errors import EXIT_USAGE
 from eyas.target import Target
 from stacks import TAPS, same
 
@@ -121,3 +126,25 @@ def test_what_is_not_finite_or_not_fp32_stays_as_it_is() -> None:
         broken.weight[2, 3] = torch.nan
     assert int8.rounded(broken, half, missing) == (0, 0)
     assert bool(broken.weight[2, 3].isnan())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "hello", "--int8", "--dtype", "bf16"], "--dtype bf16"),
+        (["bench", "--int8", "--device-map", "auto"], "auto"),
+        (["serve", "--int8", "--engine", "vllm"], "--engine vllm"),
+    ],
+)
+def test_where_nothing_can_be_rounded_it_is_refused(words: list[str], said: str) -> None:
+    run = subprocess.run([sys.executable, "-m", "eyas", *words], capture_output=True, text=True, timeout=120)
+    assert run.returncode == EXIT_USAGE
+    assert "--int8" in run.stderr
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_target_remembers_what_it_is_rounded_from() -> None:
+    """So a drafter of the exact target is not taken for another's."""
+    exact = targets.load("smollm2").fingerprint()
+    assert common.load_target("smollm2", int8=True).fingerprint() == exact

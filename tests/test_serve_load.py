@@ -93,7 +93,7 @@ def test_rounds_are_played_in_turn(tiny: Any) -> None:
             session.step = noted  # type: ignore[method-assign]
             return session
 
-    noted = Noted(tiny[0], lambda _: [("x", False)] * 20, pause=0.005)
+    noted = Noted(tiny[0], lambda _: [("x", False)] * 100, pause=0.005)
     with served(noted, max_running=3) as server, ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda i: server.ask(prompt=[i]), range(3)))
     together = [i for i in range(len(played) - 3) if len(set(played[i : i + 3])) == 3]
@@ -104,7 +104,7 @@ def test_rounds_are_played_in_turn(tiny: Any) -> None:
 
 def test_no_more_run_than_may(tiny: Any) -> None:
     seen: list[int] = []
-    slow = scripted(tiny, lambda _: [("x", False)] * 5, pause=0.01)
+    slow = scripted(tiny, lambda _: [("x", False)] * 60, pause=0.01)
     with served(slow, max_running=2) as server, ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(server.ask, prompt="x") for _ in range(6)]
         while not all(a.done() for a in asked):

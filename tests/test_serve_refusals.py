@@ -146,6 +146,24 @@ def test_what_is_no_json_or_no_text(raw: bytes, server: Running) -> None:
         assert error["message"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"repetition_penalty": 0}, {"repetition_penalty": 11}, {"presence_penalty": 3}, {"frequency_penalty": -3},
+        {"logit_bias": {"320": 1}}, {"prompt": ["x", "y" * 300]}, {"prompt": [[1], [1, 320]]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_of_a_batch_nothing_is_played_if_any_of_it_is_refused(wrong: dict[str, Any], tiny: Any) -> None:
+    class Played(Answering):
+        def begin(self, request: Any) -> Any:
+            raise AssertionError("it was begun on")
+
+    with served(Played(*tiny, draft_tokens=2)) as server:
+        told = server.ask(**{"prompt": ["x", "y"], "n": 2, **wrong})
+    assert (told.status_code, told.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_other_content_types_are_not_read(server: Running) -> None:
     """What a page of another origin may send without a preflight; a Blob has no type at all."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""):

@@ -38,7 +38,7 @@ def bench(
         str | None, typer.Option(help="Trees to compare too: DEPTH/TOP-K/NODES, several: 4/2/8,6/4/16.")
     ] = None,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="A side that chooses its draft length as it goes, up to the longest.")
+        bool, typer.Option("--adaptive", help="A side that chooses what to draft as it goes, 4 deep at most.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
     repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is answered.")] = 1,

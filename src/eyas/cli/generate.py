@@ -25,9 +25,18 @@ def generate(
     device: common.DeviceOption = "cpu",
     device_map: common.DeviceMapOption = None,
     trust_remote_code: common.TrustOption = False,
+    int8: common.Int8Option = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
     plain: common.PlainOption = False,
     draft_tokens: common.DraftTokensOption = 2,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Draft as many tokens a round as pay here, --draft-tokens at most. That hangs on the clock: a sampled "
+            "answer is not the same again by its seed.",
+        ),
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy, 1 the target's own; between them surer.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Share of the probability that sampling keeps.")] = 1.0,
@@ -43,12 +52,17 @@ def generate(
     common.quiet_threads()
     from eyas import checkpoint, resolve
     from eyas.answers import Sampling
+    from eyas.errors import UsageError
     from eyas.render import Renderer
     from eyas.target import no_tokenizer
 
     sampling = Sampling(temperature, top_p, top_k, seed, min_p)
+    if plain and adaptive:
+        raise UsageError(
+            "--plain drafts nothing, so --adaptive has nothing to choose.", way_out="Leave one of them out."
+        )
     question = sys.stdin.read() if prompt == "-" else prompt
-    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
+    loaded = common.load_target(target, dtype, device, device_map, trust_remote_code, int8)
     if loaded.tokenizer is None:
         raise no_tokenizer(target)
     if not raw and not loaded.tokenizer.chat_template:
@@ -61,8 +75,10 @@ def generate(
             [{"role": "user", "content": question}], prompt=True
         )
     side = None if plain else checkpoint.load(checkpoint.read(resolve.drafter(drafter)), loaded)
+    if int8 and side is not None:
+        common.round_weights(side)
     printer = Printer(loaded.tokenizer, common.console_for(json))
-    found = answer(loaded, side, prompt_ids, max_new_tokens, draft_tokens, sampling, printer)
+    found = answer(loaded, side, prompt_ids, max_new_tokens, draft_tokens, sampling, printer, adaptive=adaptive)
     text = loaded.tokenizer.decode(found.token_ids, skip_special_tokens=True)
     common.write_result({"schema": 1, **asdict(found), "text": text}, json)
     printer.close(found)
@@ -88,16 +104,30 @@ def answer(
     k: int,
     sampling: Sampling,
     printer: Printer,
+    *,
+    adaptive: bool = False,
 ) -> Answer:
-    """Decode, and print tokens as they come."""
-    from eyas.decode.chain import Chain
-    from eyas.decode.loop import Generation
+    """Decode, and print tokens as they come; ``adaptive`` drafts as many as pay, ``k`` deep at most."""
+    from eyas.decode.loop import Chooser, DraftSide, Generation, chooser
     from eyas.decode.pack import packed
+    from eyas.decode.siblings import Siblings, by_worth
+    from eyas.decode.swift import chain_of
 
     with packed(target, drafter):
-        side, drafts = (None, 0) if drafter is None else (Chain(drafter), k)
+        side: DraftSide | None = None
+        chooses: Chooser | None = None
+        if drafter is not None and adaptive and sampling.greedy:
+            side, chooses = Siblings(drafter), by_worth(target, drafter, prompt_ids, k)
+        elif drafter is not None:  # a chain that is drawn is kept more often than words that were chosen
+            side, chooses = chain_of(drafter), chooser(target, drafter, prompt_ids, k) if adaptive else None
         run = Generation(
-            target, side, prompt_ids, max_new_tokens=max_new_tokens, draft_tokens=drafts, sampling=sampling
+            target,
+            side,
+            prompt_ids,
+            max_new_tokens=max_new_tokens,
+            draft_tokens=0 if drafter is None else k,
+            chooser=chooses,
+            sampling=sampling,
         )
         printer.add(run.token_ids, run.was_drafted)
         for _ in run:

@@ -15,8 +15,11 @@ from eyas.cli import common
 
 if TYPE_CHECKING:
     from eyas.drafter import Drafter
-    from eyas.serve import Settings
+    from eyas.serve import Answering, Settings
     from eyas.target import Target
+
+AT_MOST = 4  # tokens drafted a round where a chooser says how many
+FIXED = 2  # where none does
 
 
 def serve(
@@ -25,9 +28,22 @@ def serve(
     device: common.DeviceOption = "cpu",
     device_map: common.DeviceMapOption = None,
     trust_remote_code: common.TrustOption = False,
+    int8: common.Int8Option = False,
     drafter: common.DrafterOption = "smollm2-eagle3",
     plain: common.PlainOption = False,
-    draft_tokens: common.DraftTokensOption = 2,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-tokens",
+            "-k",
+            min=1,
+            max=16,
+            help=f"Tokens drafted a round, at most. Default {AT_MOST}; {FIXED} with --fixed or --engine.",
+        ),
+    ] = None,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="Draft --draft-tokens every round, not as many as pay: for measurements.")
+    ] = False,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; beyond 127.0.0.1 a key is needed.")] = (
         "127.0.0.1"
     ),
@@ -58,6 +74,7 @@ def serve(
 ) -> None:
     """Serve a target over HTTP as the OpenAI API does, faster by a drafter; a chat page at /."""
     common.quiet_threads()
+    from eyas.errors import UsageError
     from eyas.serve.run import require_safe
     from eyas.serve.settings import Settings
 
@@ -74,12 +91,21 @@ def serve(
     )
     require_safe(host, settings)
     if engine is not None:
+        if int8:
+            raise UsageError(
+                f"--int8 is for eyas's own decoder, not for --engine {engine}.",
+                way_out="Leave it out; an engine's own way of rounding goes into --engine-flags.",
+            )
         chosen = None if plain else drafter
         python = _python(engine, engine_python)
-        sys.exit(_engine(engine, python, target, chosen, draft_tokens, host, port, settings, engine_flags))
+        count = draft_tokens or FIXED
+        sys.exit(_engine(engine, python, target, chosen, count, host, port, settings, engine_flags))
     with _listen(host, port) as listening:
-        loaded = common.load_target(target, dtype, device, device_map, trust_remote_code)
-        _serve(loaded, None if plain else _drafter(drafter, loaded), draft_tokens, settings, listening)
+        loaded = common.load_target(target, dtype, device, device_map, trust_remote_code, int8)
+        side = None if plain else _drafter(drafter, loaded)
+        if int8 and side is not None:
+            common.round_weights(side)
+        _serve(_answering(loaded, side, draft_tokens, fixed), settings, listening)
 
 
 def _name(target: str) -> str:
@@ -114,24 +140,38 @@ def _drafter(spec: str, target: Target) -> Drafter:
     return checkpoint.load(read, target)
 
 
-def _serve(
-    target: Target, drafter: Drafter | None, draft_tokens: int, settings: Settings, listening: socket.socket
-) -> None:
-    from eyas.serve import Answering, Service
-    from eyas.serve import serve as run
+def _answering(target: Target, drafter: Drafter | None, draft_tokens: int | None, fixed: bool) -> Answering:
+    from eyas.serve import Answering
     from eyas.target import no_tokenizer
 
     if target.tokenizer is None:
         raise no_tokenizer(target.spec)
+    count = draft_tokens or (FIXED if fixed else AT_MOST)
+    return Answering(target, drafter, draft_tokens=count, adaptive=not fixed)
+
+
+def _how(answering: Answering) -> str:
+    """What is drafted, for the line that says the server is ready."""
+    if answering.drafter is None:
+        return "without a drafter"
+    if answering.adaptive:
+        return f"0 to {answering.draft_tokens} tokens drafted a round, as many as pay"
+    return f"{answering.draft_tokens} tokens drafted a round"
+
+
+def _serve(answering: Answering, settings: Settings, listening: socket.socket) -> None:
+    from eyas.serve import Service
+    from eyas.serve import serve as run
+
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("eyas.serve").setLevel(logging.INFO)
-    service = Service(Answering(target, drafter, draft_tokens=draft_tokens), settings)
+    service = Service(answering, settings)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
 
     def ready() -> None:
-        how = f"{draft_tokens} tokens drafted a round" if drafter is not None else "without a drafter"
-        common.note(f"{settings.model} at http://{shown}:{port}/v1, {how}; a chat at http://{shown}:{port}/")
+        where = f"http://{shown}:{port}"
+        common.note(f"{settings.model} at {where}/v1, {_how(answering)}; a chat at {where}/")
 
     run(service, listening, ready)
 

@@ -75,8 +75,15 @@ class Costs:
     def of(self, size: TreeSize) -> float:
         """A round of this size, in plain passes."""
         depths = min(size.depth, size.nodes)
-        drafting = _line(self.draft, 1) + (depths - 1) * _line(self.draft, size.top_k)
-        return (_line(self.verify, size.rows) + drafting) / self.verify[1]
+        return self.verifying(size.rows) + self.drafting() + (depths - 1) * self.drafting(size.top_k)
+
+    def verifying(self, rows: int) -> float:
+        """A target pass over so many rows, in plain passes."""
+        return _line(self.verify, rows) / self.verify[1]
+
+    def drafting(self, rows: int = 1) -> float:
+        """A drafter's pass over so many rows, in plain passes."""
+        return _line(self.draft, rows) / self.verify[1]
 
 
 def _line(known: Mapping[int, float], at: int) -> float:
@@ -121,25 +128,30 @@ class Pace:
 
     log seconds = log(seconds of a plain pass, which drift) + log(cost of the choice) + noise: a Kalman filter over
     these logarithms, so that a machine that slows down is told from a choice that costs more than was thought. Entry
-    0 is the plain pass's seconds, the others are by how much each cost was mistaken.
+    0 is the plain pass's seconds, the others are by how much each cost was mistaken, alike as they may be but for those
+    that stand ``alone``. None is believed to be less than ``least``: a round that verifies is a plain pass and more.
     """
 
     NOISE, DRIFT, MISTAKEN, ALIKE, HEED = 0.1, 0.02, 0.3, 0.5, 1.5
 
-    def __init__(self, costs: Floats) -> None:
+    def __init__(
+        self, costs: Floats, *, least: Floats | float = 1.0, alone: Sequence[int] = (), noise: float = NOISE
+    ) -> None:
         A = len(costs)
-        self._before = costs
+        self._before, self._least, self._noise = costs, least, noise
         self._mean = np.zeros(A)
         self._covariance = self.MISTAKEN**2 * (self.ALIKE + (1 - self.ALIKE) * np.eye(A))
-        self._covariance[0], self._covariance[:, 0] = 0, 0
+        for entry in (0, *alone):
+            self._covariance[entry], self._covariance[:, entry] = 0, 0
+            self._covariance[entry, entry] = self.MISTAKEN**2
         self._covariance[0, 0] = 1e4  # nothing is known of the unit
         self._drift = np.diag([self.DRIFT**2, *[(self.DRIFT / 4) ** 2] * (A - 1)])
         self._warm = [False] * A
 
     @property
     def costs(self) -> Floats:
-        """[A], in plain passes; the first is 1, and none is less: a round that verifies is a plain pass and more."""
-        costs = np.maximum(self._before * np.exp(self._mean), 1.0)
+        """[A], in plain passes; the first is 1."""
+        costs = np.maximum(self._before * np.exp(self._mean), self._least)
         costs[0] = 1.0
         return costs
 
@@ -154,7 +166,7 @@ class Pace:
         looked = np.zeros(len(self._mean))
         looked[0] = looked[choice] = 1.0
         spread = self._covariance @ looked
-        variance = float(spread @ looked) + self.NOISE**2
+        variance = float(spread @ looked) + self._noise**2
         surprise = math.log(seconds / self._before[choice]) - float(self._mean @ looked)
         most = self.HEED * math.sqrt(variance)  # a hiccup of the machine says little
         self._mean += spread * (min(max(surprise, -most), most) / variance)
@@ -226,11 +238,7 @@ class Adaptive:
     """Chooses how many tokens of a chain to draft, from 0, a plain round, to ``max_draft_tokens``."""
 
     def __init__(self, costs: Costs, max_draft_tokens: int) -> None:
-        if max_draft_tokens < 1:
-            raise UsageError(
-                f"{max_draft_tokens} draft tokens leave nothing to choose from.",
-                way_out="Pass --draft-tokens 1 or more, or decode without a drafter.",
-            )
+        require_choice(max_draft_tokens)
         self._chains = [TreeSize(k, 1, k) for k in range(1, max_draft_tokens + 1)]
         self._sizes = AdaptiveTree(costs, self._chains)
 
@@ -251,3 +259,11 @@ class Adaptive:
     def saw(self, drafted: int, accepted: int, seconds: float | None = None) -> None:
         """The round played: tokens drafted, those of them kept, and what it took."""
         self._sizes.saw(self._chains[drafted - 1] if drafted else None, accepted, seconds)
+
+
+def require_choice(draft_tokens: int) -> None:
+    if draft_tokens < 1:
+        raise UsageError(
+            f"{draft_tokens} draft tokens leave nothing to choose from.",
+            way_out="Pass --draft-tokens 1 or more, or decode without a drafter.",
+        )

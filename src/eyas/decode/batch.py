@@ -23,7 +23,7 @@ from eyas.answers import Answer, Ask, FinishReason, Sampling
 from eyas.decode import cohort, pack
 from eyas.decode.cohort import Beginning, Cohort, Part, Prefill, Row, Step
 from eyas.decode.plain import require_room
-from eyas.decode.sample import choose
+from eyas.decode.sample import choose, require_unadjusted
 from eyas.target import Target
 
 BATCH = 96
@@ -38,7 +38,8 @@ class Batch:
     """At most ``batch`` prompts being answered, and those waiting.
 
     Keys and values take at most ``kv_bytes`` (a single prompt that needs more is answered alone), whatever the
-    number of prompts; the passes' own tensors come to a few hundred MB at most.
+    number of prompts; the passes' own tensors come to a few hundred MB at most. Raises UsageError for a ``sampling``
+    with penalties or a bias.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Batch:
         self.batch, self.kv_bytes = batch, kv_bytes
         self.max_new_tokens = max_new_tokens
         self.sampling = sampling or Sampling()
+        require_unadjusted(self.sampling)
         self._ends = target.eos_ids()
         self._row_bytes = kv_bytes_per_token(target)
         self._pending: list[Ask] = []

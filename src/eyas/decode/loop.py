@@ -6,6 +6,13 @@
     keep    the a tokens, one below the other, that the law keeps (``accept``) and the bonus token: x[t+1..t+a+1]
     commit  the target keeps x[t] and the a rows; slots t..t+a extended from the *target's* taps
 
+Before them the prompt is read, whole or part by part. A slot is fed the token after its position, so the last one of a
+part is fed the first token of the next, and the last of all the answer's first:
+
+    prompt   x0 x1 x2 │ x3 x4 x5 │ x6 x7            a part a pass
+    slots     0  1  2 │  3  4  5 │  6  7
+    fed      x1 x2 x3 │ x4 x5 x6 │ x7 first token   of which only the last row is worth the head
+
 Letters: S rows fed, K drafted tokens, C taps, D target width, V target vocabulary.
 """
 
@@ -22,12 +29,14 @@ from torch import Tensor
 from eyas.answers import FinishReason, Logprob, Sampling
 from eyas.decode import accept, passes
 from eyas.decode.accept import Drawn, Path
-from eyas.decode.adaptive import Adaptive, AdaptiveTree
-from eyas.decode.chain import Chain
+from eyas.decode.adaptive import Adaptive, AdaptiveTree, Costs
+from eyas.decode.cost import measure_cost
 from eyas.decode.law import Law, logprobs
 from eyas.decode.plain import require_room, require_words, text_of
 from eyas.decode.sample import Chance
+from eyas.decode.swift import chain_of
 from eyas.decode.tree import Drafted, Tree, TreeSize
+from eyas.decode.worth import ByWorth, Weighing
 from eyas.drafter import Drafter
 from eyas.errors import UsageError
 from eyas.target import Target
@@ -42,7 +51,7 @@ class Side(Protocol):
 
 
 class ChainSide(Side, Protocol):
-    """``Chain`` is the real one. Greedy answers ask for ``draft``, sampled ones for ``sample``."""
+    """``Chain`` and ``SwiftChain`` are the real ones. Greedy answers ask for ``draft``, sampled ones for ``sample``."""
 
     def draft(self, draft_tokens: int) -> list[int]: ...
     def sample(self, draft_tokens: int, sampling: Sampling, chance: Chance) -> Drawn: ...
@@ -54,8 +63,16 @@ class TreeSide(Side, Protocol):
     def draft(self, size: TreeSize) -> Drafted: ...
 
 
-DraftSide = ChainSide | TreeSide
-Chooser = Adaptive | AdaptiveTree
+class WeighedSide(Side, Protocol):
+    """``Siblings`` is the real one, for a ``ByWorth``. It chooses too and does not draw."""
+
+    def draft(self, weighing: Weighing) -> Drafted: ...
+
+
+DraftSide = ChainSide | TreeSide | WeighedSide
+Size = int | TreeSize | Weighing
+MEASURED_AFTER = 64  # tokens
+Chooser = Adaptive | AdaptiveTree | ByWorth
 
 
 class Draft(NamedTuple):
@@ -80,14 +97,17 @@ class Round:
 
 
 class Generation:
-    """One answer. Made with its first token, which belongs to no round; iterate for rounds, or ``finish()``.
+    """One answer. Made with its first token, which belongs to no round; iterate for rounds, or ``finish()``. With
+    ``whole_prompt`` False it is made with nothing read: ``prefill`` part by part until it has its first token.
 
     ``side`` None (with ``draft_tokens`` 0) is an answer without drafts, one token a round. With a ``TreeSize`` as
     ``draft_tokens`` the side drafts trees. ``chooser`` says round by round how much to draft, ``draft_tokens`` at most;
-    several answers may share one. ``sampling`` is greedy where None; a sampled answer depends on its seed, on ``name``,
+    several answers may share one. With a ``ByWorth`` the side is ``Siblings`` and ``draft_tokens`` counts depths.
+    ``sampling`` is greedy where None; a sampled answer depends on its seed, on ``name``,
     on drafter and ``draft_tokens``, and with a ``chooser`` on the clock. ``logprobs``: so many
     of the best ids beside each token's own, None for nothing. It ends with an end token, with the first token that
-    completes one of ``stops`` in its text (``stopped`` says which), or after ``max_new_tokens``.
+    completes one of ``stops`` in its text (``stopped`` says which), or after ``max_new_tokens``. ``continues``: its
+    text goes on that of the prompt, as a completion's does, so that its first space is one (``stops.Text``).
 
     ``drafted[k]`` and ``accepted[k]``: rounds that drafted, and kept, depth k. ``was_drafted``: for each
     token of the answer, whether it was drafted and kept. A round cut by the end of the answer counts whole, so the
@@ -107,6 +127,8 @@ class Generation:
         name: str = "",
         logprobs: int | None = None,
         stops: Sequence[str] = (),
+        continues: bool = False,
+        whole_prompt: bool = True,
     ) -> None:
         sampling = sampling or Sampling()
         require_room(target, prompt_ids, max_new_tokens)
@@ -130,25 +152,49 @@ class Generation:
         self._max_new_tokens, self._draft_tokens = max_new_tokens, draft_tokens
         self._sampling, self._law, self._top = sampling, Law(sampling, prompt_ids), logprobs
         self._chance = Chance(sampling.draws(name))
-        self._text = text_of(target, stops) if stops else None
+        self._text = text_of(target, stops, prompt_ids if continues else ()) if stops else None
         self._ends = target.eos_ids()
         self._passes = self._hold(side.taps if side is not None else ())
-        self._prefill()
+        if whole_prompt:
+            self.prefill()
 
     def __iter__(self) -> Generation:
         return self
 
     @torch.inference_mode()
     def __next__(self) -> Round:
+        assert self.token_ids, "rounds before the prompt is read"
         if self.finished:
             raise StopIteration
         started = time.perf_counter()
-        size, done = self._round()
+        wanted = self._draft_tokens if self._chooser is None else self._chooser.choose()
+        size = self._fitting(wanted, self._target.max_positions - 1 - self._passes.length)
+        done = self._round(size)
         took = time.perf_counter() - started
         self.seconds += took
-        if self._chooser is not None:
-            self._chooser.saw(size, done.accepted, took)  # type: ignore[arg-type]  # of its own kind, for it chose it
+        if self._chooser is not None and size == wanted:  # a round cut by the end of the context teaches nothing
+            told = (self._drafting, took - self._drafting) if isinstance(size, Weighing) else took
+            self._chooser.saw(size, done.accepted, told)  # type: ignore[arg-type]  # of its own kind, for it chose it
         return done
+
+    @torch.inference_mode()
+    def prefill(self, tokens: int | None = None) -> bool:
+        """Read so many more tokens of the prompt, None for all that are left; whether they were the last of it. Then
+        the answer has its first token."""
+        assert not self.token_ids, "the prompt is read already"
+        started = time.perf_counter()
+        begin = self._passes.length
+        end = len(self.prompt_ids) if tokens is None else min(begin + tokens, len(self.prompt_ids))
+        states, tapped = self._passes.forward(self.prompt_ids[begin:end])
+        following = self.prompt_ids[begin + 1 : end + 1]
+        if end == len(self.prompt_ids):
+            logits = self._target.logits(states[-1:])
+            following.append(self._verify(Draft([]), logits).bonus)
+            self._append(following[-1:], 0, logits)
+        if self._side is not None and not self.finished:
+            self._side.extend(tapped[None], following, begin)
+        self.seconds += time.perf_counter() - started
+        return bool(self.token_ids)
 
     @property
     def finished(self) -> bool:
@@ -157,6 +203,8 @@ class Generation:
     @property
     def finish_reason(self) -> FinishReason | None:
         """None as long as there is more to come."""
+        if not self.token_ids:
+            return None
         if self.stopped is not None or self.token_ids[-1] in self._ends:
             return "stop"
         return "length" if len(self.token_ids) >= self._max_new_tokens else None
@@ -176,24 +224,16 @@ class Generation:
         """What the target holds of the text: nothing yet."""
         return passes.of(self._target, taps)
 
-    @torch.inference_mode()
-    def _prefill(self) -> None:
-        started = time.perf_counter()
-        states, tapped = self._passes.forward(self.prompt_ids)
-        logits = self._target.logits(states[-1:])  # of a prompt no other row is worth the head
-        first = self._verify(Draft([]), logits).bonus
-        self._append([first], 0, logits)
-        if self._side is not None and not self.finished:
-            self._side.extend(tapped[None], [*self.prompt_ids[1:], first], 0)
-        self.seconds += time.perf_counter() - started
-
-    def _round(self) -> tuple[int | TreeSize | None, Round]:
+    def _round(self, size: Size | None) -> Round:
         t = self._passes.length  # position of the last known token, which the target does not hold yet
-        size = self._size(self._target.max_positions - 1 - t)
+        started = time.perf_counter()
         draft = self._draft(size)
+        self._drafting = time.perf_counter() - started
         words = self._target.vocab_size
         fed = [self.token_ids[-1], *(d if 0 <= d < words else 0 for d in draft.tokens)]
         parents = [-1, *(p + 1 for p in draft.parents)] if draft.parents is not None else None
+        if parents == list(range(-1, len(fed) - 1)):
+            parents = None  # a tree that is a chain goes the shorter way
         states, tapped = self._passes.forward(fed, parents)
         logits = self._target.logits(states)
         kept = self._verify(draft, logits)
@@ -206,23 +246,25 @@ class Generation:
             self._passes.keep(rows)
             if self._side is not None:
                 self._side.extend(tapped[None, rows], new, t)
-        done = Round(tuple(self.token_ids[first:]), tuple(draft.tokens), len(kept.rows), tuple(self.logprobs[first:]))
-        return size, done
+        return Round(tuple(self.token_ids[first:]), tuple(draft.tokens), len(kept.rows), tuple(self.logprobs[first:]))
 
-    def _size(self, room: int) -> int | TreeSize | None:
+    def _fitting(self, size: Size | None, room: int) -> Size | None:
         """What to draft, with ``room`` for so many tokens after the last known one; None or 0 is nothing."""
-        size = self._draft_tokens if self._chooser is None else self._chooser.choose()
+        if isinstance(size, Weighing):
+            return size.within(min(room, len(self.drafted)))
         if isinstance(size, TreeSize):
             return replace(size, depth=min(size.depth, room)) if room else None
         return None if size is None else min(size, room)
 
-    def _draft(self, size: int | TreeSize | None) -> Draft:
-        side: ChainSide | TreeSide | None = self._side
+    def _draft(self, size: Size | None) -> Draft:
+        side: DraftSide | None = self._side
         if side is None or not size:
             return Draft([])
-        if isinstance(size, TreeSize):
+        if not isinstance(size, int):
             tree = side.draft(size)  # type: ignore[arg-type]  # who asks for trees brings a side that drafts them
             assert isinstance(tree, Drafted)
+            if not tree.tokens:
+                return Draft([])
             return Draft(tree.tokens, tree.parents, levels=depth_of(tree.parents))
         assert not isinstance(side, Tree), "a tree's size is a TreeSize"
         if self._sampling.greedy:
@@ -302,7 +344,7 @@ def generate(
     """The target's own answer to ``prompt_ids``, drafted by ``drafter``; iterate over its rounds."""
     return Generation(
         target,
-        Tree(drafter) if isinstance(draft_tokens, TreeSize) else Chain(drafter),
+        Tree(drafter) if isinstance(draft_tokens, TreeSize) else chain_of(drafter),
         prompt_ids,
         max_new_tokens=max_new_tokens,
         draft_tokens=draft_tokens,
@@ -312,3 +354,11 @@ def generate(
         logprobs=logprobs,
         stops=stops,
     )
+
+
+def chooser(target: Target, drafter: Drafter, prompt_ids: Sequence[int], draft_tokens: int) -> Adaptive:
+    """Chooses how much of a chain to draft, ``draft_tokens`` at most, from what passes cost here and now: it times some
+    after a beginning of ``prompt_ids``. Measure with ``packed`` open, as rounds are played."""
+    beginning = prompt_ids[:MEASURED_AFTER]
+    cost = measure_cost(target, drafter, beginning, range(1, draft_tokens + 1))
+    return Adaptive(Costs.measured(cost), draft_tokens)

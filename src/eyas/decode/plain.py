@@ -123,9 +123,10 @@ def require_words(target: Target, sampling: Sampling, logprobs: int | None = Non
         )
 
 
-def text_of(target: Target, stops: Sequence[str]) -> Text:
-    """The text of an answer of this target, special tokens left out. Raises TargetError where it has no tokenizer."""
+def text_of(target: Target, stops: Sequence[str], before: Sequence[int] = ()) -> Text:
+    """The text of an answer of this target, special tokens left out; ``before`` is what it goes on from. Raises
+    TargetError where it has no tokenizer."""
     tokenizer = target.tokenizer
     if tokenizer is None:
         raise no_tokenizer(target.spec)
-    return Text(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), stops)
+    return Text(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), stops, before)

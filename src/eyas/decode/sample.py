@@ -31,16 +31,21 @@ class Chance:
         return place(law[None], at)[0]
 
 
-def choose(logits: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[int]:
-    """One token a row of ``logits`` [B, V]; ``draws`` are B numbers in [0, 1), unused when greedy.
-
-    Raises UsageError for settings that look at what was said before: here nobody knows it.
-    """
+def require_unadjusted(sampling: Sampling) -> None:
+    """Raise UsageError for settings that ``choose`` cannot follow."""
     if sampling.adjusts:
         raise UsageError(
             "Many answers at once know neither penalties nor a logit bias.",
             way_out="Leave them out, or ask for one answer at a time (eyas serve).",
         )
+
+
+def choose(logits: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[int]:
+    """One token a row of ``logits`` [B, V]; ``draws`` are B numbers in [0, 1), unused when greedy.
+
+    Not for settings that look at what was said before (``require_unadjusted``): here nobody knows it.
+    """
+    assert not sampling.adjusts, "penalties or bias"
     if sampling.greedy:
         return logits.argmax(-1).tolist()
     assert len(draws) == len(logits), "one number a row"

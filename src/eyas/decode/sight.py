@@ -59,6 +59,12 @@ def chain(rows: int, device: torch.device) -> Sight:
 
 def tree(parents: Sequence[int], device: torch.device) -> Sight:
     """Row i follows row ``parents[i]``, -1 is the last token held; parents come before their children."""
+    return _tree(tuple(parents), device)
+
+
+@lru_cache(maxsize=256)
+def _tree(parents: tuple[int, ...], device: torch.device) -> Sight:
+    """Few shapes come again and again where a draft is small."""
     depths: list[int] = []
     seen = torch.eye(len(parents), dtype=torch.bool)
     for row, parent in enumerate(parents):

@@ -25,16 +25,21 @@ class Text:
     ``taken`` counts the tokens used, the one that completed the stop string included: it is part of the answer's ids,
     while of the text all from the stop string on is left out. Of several stop strings the one that is complete first
     counts, so that it does not matter how many tokens come at once.
+
+    ``before`` are tokens whose text this one goes on: SentencePiece drops a text's first space, and behind them there
+    is none to drop.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
         if not all(stops):
             raise UsageError("A stop string is empty.", way_out="Leave it out.")
         self.stopped: str | None = None
         self.taken = 0
         self._decode, self._stops = decode, tuple(stops)
-        self._context: list[int] = []
-        self._context_text = ""
+        self._context = list(before[-MOST_PENDING:])
+        self._context_text = decode(self._context) if self._context else ""
         self._pending: list[int] = []
         self._shown = 0  # characters of the pending tokens' text that were certain
         self._kept = ""

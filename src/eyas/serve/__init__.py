@@ -2,7 +2,7 @@
 
 guard ──> app ──> asked (bodies) ──> service ──> player ──> answering ──> decode
 host, key,        prompts, limits    queue,      one thread,
-size              and laws           timeouts    a round each in turn
+size              and laws           timeouts    a step each in turn
 """
 
 from eyas.serve.answering import Answering

@@ -125,8 +125,9 @@ class Reader:
             raise wrong("'stream_options' belongs to a streamed answer: set 'stream' to true.", "stream_options")
         param = "messages" if kind == "chat" else "prompt"
         limits = [self._limit(len(prompt), limit, param) for prompt in prompts]
+        same = {"continues": kind == "completion", "repeatable": body.seed is not None}
         requests = tuple(
-            Request(prompt, room, sampling, stops, logprobs, name=str(copy))
+            Request(prompt, room, sampling, stops, logprobs, name=str(copy), **same)
             for prompt, room in zip(prompts, limits, strict=True)
             for copy in range(copies)
         )

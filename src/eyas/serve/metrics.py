@@ -38,7 +38,7 @@ class Metrics:
         self._accepted_at = counter("accepted_at_depth", "Rounds that kept this depth.", ("depth",))
         self._accepted = counter("accepted", "Drafted tokens kept, bonus tokens not among them.")
         self._generated = counter("generated_tokens", "Tokens of answers.")
-        self.prompts = counter("prompt_tokens", "Tokens of prompts that were begun on.")
+        self.prompts = counter("prompt_tokens", "Tokens of prompts that were read to their end.")
         self.requests = counter("requests", "Requests by how they ended.", ("outcome",))
         self.first = histogram("first_token", "From a request's arrival to its first token.", _FIRST)
         self.between = histogram("between_tokens", "Between the tokens of an answer; a round's share evenly.", _BETWEEN)

@@ -1,11 +1,12 @@
-"""One thread plays the rounds of all answers, one round each in turn.
+"""One thread plays the steps of all answers, one step each in turn.
 
     asyncio                              the thread
     submit ──> waiting (bounded) ──────> running (at most max_running) ──> an outbox a request ──> asyncio
     cancel ──> out of waiting, or a mark that the thread sees before its next step
 
-A step is a round, or the prefill with which an answer begins; a long prefill is the longest that others wait. No pass
-holds rows of two answers, so an answer is the same whoever else is served; R answers at once each get 1/R of the speed.
+A step is a round, or a part of the prompt with which an answer begins: whoever is being answered waits for one part of
+another's long prompt at a time. No pass holds rows of two answers, so an answer is the same whoever else is served; R
+answers at once each get 1/R of the steps.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from eyas.serve.outbox import Outbox
 class Session(Protocol):
     """An answer in the making."""
 
-    def step(self) -> Piece:
-        """The prefill, then a round a call; never called again after a piece with ``finish``."""
+    def step(self) -> Piece | None:
+        """A part of the prompt a call, then a round a call; None as long as nothing is to be told yet. Never called
+        again after a piece with ``finish``."""
         ...
 
 
@@ -143,6 +145,8 @@ class Player:
             if job.session is None:
                 job.session = self._begin(job.request)
             piece = job.session.step()
+            if piece is None:
+                return False
             self._heard(job, piece)
         except Exception as error:  # one answer fails, the others go on
             job.outbox.fail(error)

@@ -144,10 +144,10 @@ class Exchange:
         try:
             if not self._begun:
                 try:
-                    async with asyncio.timeout_at(self._began + settings.queue_seconds):
+                    async with asyncio.timeout_at(self._began + min(settings.queue_seconds, settings.request_seconds)):
                         return await self._outbox.take()
                 except TimeoutError:
-                    if not self._begun:
+                    if not self._begun and settings.queue_seconds <= settings.request_seconds:
                         raise _late(503, "waited in the queue for", settings.queue_seconds, "queue_timeout") from None
             async with asyncio.timeout_at(self._began + settings.request_seconds):
                 return await self._outbox.take()

@@ -23,11 +23,13 @@ class Span:
 
 
 class Spelling:
-    """``decode`` gives the text of ids, special tokens left out."""
+    """``decode`` gives the text of ids, special tokens left out; ``before`` are those whose text this one goes on."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        self._certain = Text(decode, stops)
-        self._own = Text(decode) if stops else None
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
+        self._certain = Text(decode, stops, before)
+        self._own = Text(decode, before=before) if stops else None
         self._waiting: deque[Span] = deque()
 
     def add(self, token: int, *, drafted: bool) -> list[Span]:

@@ -52,6 +52,7 @@ class Setup:
         from eyas.decode.adaptive import Costs
         from eyas.decode.cost import measure_cost
         from eyas.decode.pack import packed as pack
+        from eyas.decode.siblings import MEASURED
         from eyas.decode.tree import TreeSize
 
         folder = resolve.drafter(drafter)
@@ -66,7 +67,7 @@ class Setup:
         self._target = target
         self._gaps = None if place[1] == "fp32" else {}
         sizes = [TreeSize(*size) for size in trees]
-        self.cost = measure_cost(target, side, encode(chosen[0]), range(1, max(ks) + 1) if adaptive else ks)
+        self.cost = measure_cost(target, side, encode(chosen[0]), sorted({*ks, *MEASURED}) if adaptive else ks)
         costs = Costs.measured(self.cost) if adaptive else None
         self.sides |= make_sides(target, side, encode, ks, sizes, self.max_new_tokens, self._gaps, costs)
         self.costs = {f"chain {k}": benching.Cost(*self.cost.relative(k)) for k in ks}

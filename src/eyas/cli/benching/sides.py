@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eyas.target import Target
 
 TIES_MEASURED_ON = 4  # prompts
+ADAPTIVE_DEPTHS = 4  # at most
 
 
 def encoder(target: Target) -> Callable[[Prompt], list[int]]:
@@ -45,12 +46,13 @@ def make_sides(
 ) -> dict[str, Callable[[Prompt], SideResult]]:
     """The sides by name. Into ``gaps``, where it is wanted, goes how near to a tie each plain step was, by prompt.
 
-    ``costs`` adds a side that chooses its draft length round by round, up to the longest of ``ks``.
+    ``costs`` adds a side that chooses its drafts by their worth, up to ``ADAPTIVE_DEPTHS`` deep.
     """
     from eyas.bench import SideResult
-    from eyas.decode.adaptive import Adaptive
     from eyas.decode.loop import Generation, generate
     from eyas.decode.plain import plain
+    from eyas.decode.siblings import Siblings
+    from eyas.decode.worth import ByWorth
 
     def text(token_ids: Sequence[int]) -> str | None:
         if target.tokenizer is None:
@@ -76,11 +78,23 @@ def make_sides(
         said = text(run.token_ids)
         return SideResult(run.token_ids, run.seconds, rounds, run.drafted, run.accepted, first_seconds=first, text=said)
 
-    def drafted(size: int | TreeSize, chooser: Adaptive | None = None) -> Callable[[Prompt], SideResult]:
+    def drafted(size: int | TreeSize) -> Callable[[Prompt], SideResult]:
         def one(prompt: Prompt) -> SideResult:
-            ids = encode(prompt)
+            return told(generate(target, drafter, encode(prompt), max_new_tokens=max_new_tokens, draft_tokens=size))
+
+        return one
+
+    def chosen(chooser: ByWorth) -> Callable[[Prompt], SideResult]:
+        def one(prompt: Prompt) -> SideResult:
             return told(
-                generate(target, drafter, ids, max_new_tokens=max_new_tokens, draft_tokens=size, chooser=chooser)
+                Generation(
+                    target,
+                    Siblings(drafter),
+                    encode(prompt),
+                    max_new_tokens=max_new_tokens,
+                    draft_tokens=chooser.draft_tokens,
+                    chooser=chooser,
+                )
             )
 
         return one
@@ -88,7 +102,7 @@ def make_sides(
     sides = {"plain": without, **{f"chain {k}": drafted(k) for k in ks}}
     sides |= {f"tree {size.depth}/{size.top_k}/{size.nodes}": drafted(size) for size in trees}
     if costs is not None:
-        sides["adaptive"] = drafted(max(ks), Adaptive(costs, max(ks)))
+        sides["adaptive"] = chosen(ByWorth(costs, ADAPTIVE_DEPTHS))
     return sides
 
 
