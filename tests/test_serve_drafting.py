@@ -172,7 +172,7 @@ def test_greedy_answers_are_drafted_by_worth_and_sampled_ones_in_chains(
         with ThreadPoolExecutor(6) as pool:
             drawn = [pool.submit(ask, server, prompt=prompt, temperature=1) for prompt in prompts]
             answers = list(pool.map(lambda prompt: ask(server, prompt=prompt, temperature=0), prompts))
-            assert all(len(one.result()["choices"][0]["token_ids"]) == 24 for one in drawn)
+            assert all(one.result()["choices"][0]["token_ids"] for one in drawn)
         for prompt, told in zip(prompts, answers, strict=True):
             ids = tiny[0].tokenizer(prompt)["input_ids"]
             assert told["choices"][0]["token_ids"] == list(plain(tiny[0], ids, max_new_tokens=24))

@@ -26,7 +26,7 @@ from eyas.drafter import Drafter
 from eyas.render import Renderer
 from test_rounds import LONG, assert_same, oracle
 from test_tree import BROKEN, Along, assert_valid, paths, seen_of
-from test_worth import BOX, DEPTHS, believed
+from test_weighing import BOX, DEPTHS, believed
 
 FLAT = Costs({1: 1.0, 2: 1.01, 8: 1.05}, {1: 0.001})  # all but everything pays
 CHEAP = believed([1.0 + 0.001 * m for m in range(8)], draft=0.001)
