@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import chances
 from eyas.answers import Sampling
 from eyas.decode.law import Law, cut, logprobs
-from eyas.decode.sample import choose, place
+from eyas.decode.sample import choose, place, require_unadjusted
 from eyas.errors import UsageError
 
 WORDS = 12
@@ -128,7 +128,10 @@ def test_many_rows_at_once_draw_from_the_same_law(narrow: int, monkeypatch: pyte
 def test_batches_refuse_what_they_cannot_know() -> None:
     for sampling in (Sampling(logit_bias={1: 5.0}), Sampling(1.0, repetition_penalty=1.1)):
         with pytest.raises(UsageError, match="penalties"):
+            require_unadjusted(sampling)
+        with pytest.raises(AssertionError):
             choose(some_logits(2), sampling, [0.5, 0.5])
+    require_unadjusted(Sampling(1.0, top_k=3))
 
 
 def test_logprobs_are_of_the_logits_as_they_are() -> None:

@@ -72,14 +72,14 @@ class Told(Siblings):
         super().extend(taps, next_tokens, first_slot)
         self.known, self.depth = first_slot + len(next_tokens) + 1 - self.start, 0
 
-    def _next(self, newest: Tensor | None) -> tuple[Tensor, list[float]]:
-        super()._next(newest % tiny.VOCAB if newest is not None else None)
+    def _next(self, newest: Sequence[int]) -> tuple[list[int], list[float]]:
+        super()._next([word % tiny.VOCAB for word in newest])
         time.sleep(self.slow)
         at, self.depth = self.known + self.depth, self.depth + 1
         right = (self.told[at] if at < len(self.told) else 0) + self.by
         words = [(right + 1 + i) % tiny.VOCAB for i in range(3)]
         words[self.rank] = right
-        return torch.tensor(words), [0.5, 0.3, 0.15]
+        return words, [0.5, 0.3, 0.15]
 
 
 # -- the draft ---------------------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ def test_passes_are_as_many_as_depths(kind: str, depths: int, monkeypatch: pytes
     seen, ids = seen_of(kind)[1], seen_of(kind)[0]
     side.extend(seen[:, -1:], [ids[3]], len(ids) - 1)
     calls: list[str] = []
-    for name in ("feed", "logits"):
+    for name in ("feed_id", "logits"):
         usual = getattr(side.chain, name)
         monkeypatch.setattr(side.chain, name, lambda *args, u=usual, n=name: (calls.append(n), u(*args))[1])
     drafted = side.draft(Weighing(CHEAP, DEPTHS).within(depths))
-    assert calls == (["logits", "feed"] * depths)[:-1] if depths else not calls
+    assert calls == (["logits", "feed_id"] * depths)[:-1] if depths else not calls
     assert bool(drafted.tokens) == bool(depths)
     if isinstance(side.chain, SwiftChain):
         assert bool(side.chain._waiting) == (depths == 0)

@@ -86,6 +86,15 @@ class Chain:
         self._drop_draft()
         return torch.cat(tokens, dim=1)[0].tolist()
 
+    def feed_id(self, token: int) -> None:
+        """``feed`` of a number."""
+        self.feed(torch.tensor([[token]], device=self.drafter.device))
+
+    def target_ids(self, draft_ids: Sequence[int]) -> list[int]:
+        """What these words of the draft vocabulary are to the target."""
+        found: list[int] = self.drafter.to_target_ids(torch.tensor(draft_ids, device=self.drafter.device)).tolist()
+        return found
+
     @torch.inference_mode()
     def sample(self, draft_tokens: int, sampling: Sampling, chance: Chance) -> Drawn:
         """The next ``draft_tokens`` drawn, each from the drafter's own law; ``extend`` before drafting again.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.decode import passes
+from eyas.decode.law import argmax
 from eyas.decode.swift import chain_of
 from eyas.drafter import Drafter
 from eyas.target import Target
@@ -56,14 +57,13 @@ def work_of(
     def verify(rows: int) -> Callable[[], None]:
         def one() -> None:
             states, _ = fed.forward([first] * rows)
-            target.logits(states).argmax(-1).tolist()
+            argmax(target.logits(states))
             fed.truncate(held)
 
         return one
 
     def depth() -> None:
-        token = drafter.to_target_ids(chain.logits().argmax(-1)).view(1, 1)
-        chain.feed(token)
+        chain.feed_id(chain.target_ids(argmax(chain.logits()[None]))[0])
         chain.truncate(chain.committed)
 
     return {n: verify(n) for n in rows} | {0: depth}

@@ -56,12 +56,20 @@ class Law:
 
     def best(self, logits: Tensor, answers: Sequence[Sequence[int]]) -> list[int]:
         """The greedy token of each row."""
-        best: list[int] = self.adjusted(logits, answers).argmax(-1).tolist()
-        return best
+        return argmax(self.adjusted(logits, answers))
 
     def probabilities(self, logits: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
         """The law of each row [R, V], fp32 or what is more precise in ``logits``; not for greedy settings."""
         return cut(self.adjusted(logits, answers), self.sampling)
+
+
+def argmax(logits: Tensor) -> list[int]:
+    """The first of the largest in each row [R, V], what is not a number before all. Alike on every device; on the CPU
+    numpy's, which wakes no threads for it."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return logits.detach().numpy().argmax(-1).tolist()  # type: ignore[no-any-return]
+    best: list[int] = logits.argmax(-1).tolist()
+    return best
 
 
 def cut(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -44,12 +44,12 @@ class Siblings:
     def draft(self, weighing: Weighing) -> Drafted:
         """What it chooses of the drafter's words, a tree or nothing; ``extend`` before drafting again."""
         tokens: list[int] = []
-        newest: Tensor | None = None
+        newest: list[int] = []
         while weighing.deeper():
             newest, shares = self._next(newest)
-            tokens += newest.tolist()
+            tokens += newest
             weighing.propose(shares)
-        if newest is not None:  # else slots that wait on the draft side go on waiting
+        if newest:  # else slots that wait on the draft side go on waiting
             self.chain.truncate(self.chain.committed)
             self.chain.state = None
         chosen = weighing.chosen
@@ -58,14 +58,13 @@ class Siblings:
         paths = torch.tensor([weighing.paths[old] for old in chosen], dtype=torch.float32)
         return Drafted([tokens[old] for old in chosen], parents, paths.log())
 
-    def _next(self, newest: Tensor | None) -> tuple[Tensor, list[float]]:
+    def _next(self, newest: Sequence[int]) -> tuple[list[int], list[float]]:
         """The depth below the first of the ``newest`` words, at first after the last known token: target ids [k] and
         their shares, falling."""
-        if newest is not None:
-            self.chain.feed(newest[:1].view(1, 1))
-        logits = self.chain.logits()
-        words, shares = likeliest(logits, WIDTH)
-        return self.drafter.to_target_ids(torch.tensor(words, device=logits.device)), shares
+        if newest:
+            self.chain.feed_id(newest[0])
+        words, shares = likeliest(self.chain.logits(), WIDTH)
+        return self.chain.target_ids(words), shares
 
 
 def likeliest(logits: Tensor, width: int) -> tuple[list[int], list[float]]:

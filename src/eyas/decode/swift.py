@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.decode import kernel, sight
+from eyas.decode import kernel
 from eyas.decode.chain import Chain
+from eyas.decode.law import argmax
 from eyas.decode.layers import ROPES
 from eyas.drafter import Drafter
 
@@ -79,7 +79,13 @@ class Parts:
         self.head = linear(drafter.lm_head)
         self.gain = gain(drafter.norm)
         self.embedded_gain = gain(layer.input_layernorm)
+        self.embedding = drafter.embedding.detach()
+        self.target_ids: list[int] = drafter.to_target_ids(torch.arange(drafter.lm_head.out_features)).tolist()
+        self.normed_residual = layer.hidden_norm if config.norm_before_residual else None
+        self.feeds_normed = config.norm_output
         self.tapped = (ctypes.c_int64 * 2)(-1, -1)
+        self.first = torch.zeros(kernel.FEW, dtype=torch.int64)
+        self.triangles = [torch.ones(rows, rows, dtype=torch.bool).tril() for rows in range(kernel.FEW + 1)]
         self.shape = kernel.Shape(
             layers=1,
             D=config.hidden_size,
@@ -98,14 +104,13 @@ class Parts:
         return addresses(drafter) == self._addresses
 
     def turn(self, position: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [rows, E] from this position on, contiguous."""
+        """Cosines and sines of all positions [T, E], so many rows from this one on among them."""
         end = position + rows
         if self._turns[0].shape[0] < end:
             at = torch.arange(max(2 * self._turns[0].shape[0], end))[None]
             cos, sin = self._rotary(torch.empty(1, 1, 1), at)
             self._turns = cos[0].contiguous(), sin[0].contiguous()
-        cos, sin = self._turns
-        return cos[position:end], sin[position:end]
+        return self._turns
 
 
 def parts_of(drafter: Drafter) -> Parts:
@@ -126,7 +131,11 @@ def gain(norm: nn.Module) -> Tensor:
 
 
 class SwiftChain(Chain):
-    """A ``Chain`` whose drafter ``unsuited`` finds nothing against."""
+    """A ``Chain`` whose drafter ``unsuited`` finds nothing against.
+
+    A pass of the target leaves nothing of Python in the processor's caches, so here every call counts: what is told the
+    kernel stands ready, and only what differs from one pass to the next is written.
+    """
 
     def __init__(self, drafter: Drafter, compiled: kernel.Kernel, parts: Parts) -> None:
         super().__init__(drafter)
@@ -134,6 +143,17 @@ class SwiftChain(Chain):
         self._waiting: list[tuple[Tensor, list[int]]] = []
         self._logits: Tensor | None = None
         self._scratch = torch.empty(0)
+        self._states = torch.empty(kernel.FEW, parts.shape.D)
+        self._heads = torch.empty(1, parts.shape.G, 0, parts.shape.E)
+        self._sight = (kernel.Sight * 1)()
+        self._cache = kernel.Cache()
+        self._beside = kernel.Beside(gain=parts.embedded_gain.data_ptr())
+        self._outlet = kernel.Outlet(
+            tapped=ctypes.addressof(parts.tapped),
+            gain=parts.gain.data_ptr(),
+            states=self._states.data_ptr(),
+            head=ctypes.addressof(parts.head),
+        )
 
     @property
     def state(self) -> Tensor | None:
@@ -163,35 +183,62 @@ class SwiftChain(Chain):
         if len(next_tokens) > kernel.FEW:
             self._settle()
 
-    @torch.inference_mode()
     def feed(self, token: Tensor) -> None:
-        state = self.state
-        assert state is not None, "feed before extend"
-        self._pass(self.drafter.feedback(state)[0], token[0], self.length, first_asked=0)
+        self.feed_id(int(token))
 
     @torch.inference_mode()
-    def logits(self) -> Tensor:
+    def feed_id(self, token: int) -> None:
         state = self.state
-        assert state is not None, "logits before extend"
+        assert state is not None, "feed before extend"
+        embedding = self._parts.embedding
+        assert 0 <= token < len(embedding), f"token {token} of {len(embedding)}"
+        at = embedding.data_ptr() + token * embedding.shape[1] * embedding.itemsize
+        self._pass(self._fed_back(state), at, self.caches[0].length, first_asked=0)
+
+    def logits(self) -> Tensor:
+        self._settle()
         if self._logits is None:
             self._logits = super().logits()
         return self._logits
 
+    def draft(self, draft_tokens: int) -> list[int]:
+        tokens: list[int] = []
+        for _ in range(draft_tokens):
+            if tokens:
+                self.feed_id(tokens[-1])
+            tokens += self.target_ids(argmax(self.logits()[None]))
+        self._drop_draft()
+        return tokens
+
+    def target_ids(self, draft_ids: Sequence[int]) -> list[int]:
+        return [self._parts.target_ids[word] for word in draft_ids]
+
     @torch.inference_mode()
     def level(self, states: Tensor, tokens: Tensor, ancestors: Tensor, depth: int) -> Tensor:
         self._settle()
-        hidden, position = self.drafter.feedback(states)[0], self.committed - 1 + depth
-        return self._pass(hidden, tokens, position, first_asked=None, seen=ancestors.contiguous())[None]
+        seen, embedded = ancestors.contiguous(), self._embedded(tokens)
+        hidden, position = self._fed_back(states), self.committed - 1 + depth
+        return self._pass(hidden, embedded.data_ptr(), position, first_asked=None, seen=seen)[None]
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Target ids [S] -> [S, H], contiguous."""
+        return torch.embedding(self._parts.embedding, tokens)
+
+    def _fed_back(self, states: Tensor) -> Tensor:
+        """States [1, F, H] of one depth -> hidden of the next [F, H]."""
+        return self.drafter.feedback(states)[0] if self._parts.feeds_normed else states[0]
 
     @property
     def _rows(self) -> int:
         return sum(len(tokens) for _, tokens in self._waiting)
 
-    @torch.inference_mode()
     def _settle(self) -> None:
+        if self._waiting:
+            self._settle_all()
+
+    @torch.inference_mode()
+    def _settle_all(self) -> None:
         """Let all that waits leave its keys and values, and the last of it the state from which drafting starts."""
-        if not self._waiting:
-            return
         waiting, self._waiting = self._waiting, []
         taps = torch.cat([taps for taps, _ in waiting], dim=1)
         next_tokens = [token for _, tokens in waiting for token in tokens]
@@ -202,45 +249,44 @@ class SwiftChain(Chain):
             super().extend(taps, next_tokens, first)
             self._logits = None
         else:
-            tokens = torch.tensor(next_tokens, dtype=torch.int64)
-            self._pass(self.drafter.fuse(taps)[0], tokens, first, first_asked=rows - 1)
+            embedded = self._embedded(torch.tensor(next_tokens, dtype=torch.int64))
+            self._pass(self.drafter.fuse(taps)[0], embedded.data_ptr(), first, first_asked=rows - 1)
 
     def _pass(
-        self, hidden: Tensor, tokens: Tensor, position: int, *, first_asked: int | None, seen: Tensor | None = None
+        self, hidden: Tensor, embedded: int, position: int, *, first_asked: int | None, seen: Tensor | None = None
     ) -> Tensor:
-        """Rows after those held: hidden [S, H], target ids [S] -> states [S, H].
+        """Rows after those held: hidden [S, H], where their embedded tokens [S, H] lie -> states [S, H].
 
         A chain from ``position`` on or, with ``seen`` [S, R], rows that all stand there and see so much of the last R.
         The last row's state is where drafting goes on, with its logits if rows from ``first_asked`` are asked theirs.
         """
-        parts, layer, rows = self._parts, self.drafter.midlayer, hidden.shape[0]
-        embedded = F.embedding(tokens, self.drafter.embedding)
-        x = layer.hidden_norm(hidden) if self.drafter.config.norm_before_residual else hidden.clone()
+        parts, rows, cache, E = self._parts, hidden.shape[0], self.caches[0], self._parts.shape.E
+        x = hidden.clone() if parts.normed_residual is None else parts.normed_residual(hidden)
+        sight, (cos, sin) = self._sight[0], parts.turn(position, 1 if seen is not None else rows)
         if seen is None:
-            (cos, sin), seen = parts.turn(position, rows), sight.chain(rows, x.device).seen
+            seen = parts.triangles[rows]
+            offset = position * E * cos.itemsize
+        else:  # all stand at one position
+            cos, sin, offset = cos[position].repeat(rows, 1), sin[position].repeat(rows, 1), 0
+        sight.cos, sight.sin = cos.data_ptr() + offset, sin.data_ptr() + offset
+        sight.first, sight.seen, sight.tail = parts.first.data_ptr(), seen.data_ptr(), seen.shape[1]
+        keys, values = cache.room_for(rows, self._heads)
+        told = self._cache
+        told.keys, told.values, told.held, told.capacity = (
+            keys.data_ptr(),
+            values.data_ptr(),
+            cache.length,
+            keys.shape[2],
+        )
+        outlet, logits = self._outlet, None
+        if first_asked is not None:
+            logits = x.new_empty(rows - first_asked, parts.head.outputs)
+            outlet.logits, outlet.first_asked = logits.data_ptr(), first_asked
         else:
-            cos, sin = (turn.repeat(rows, 1) for turn in parts.turn(position, 1))
-        first = torch.zeros(rows, dtype=torch.int64)
-        states = torch.empty_like(x)
-        logits = x.new_empty(rows - first_asked, parts.head.outputs) if first_asked is not None else None
-        cache = self.caches[0]
-        keys, values = cache.room_for(rows, x.new_empty(1, parts.shape.G, 0, parts.shape.E))
+            outlet.logits = None
+        self._beside.rows = embedded
         self._kernel.forward(
-            parts.shape,
-            parts.layers,
-            (kernel.Sight * 1)(kernel.Sight.of(cos, sin, first, seen)),
-            x,
-            kernel.Cache.of(keys, values, cache.length),
-            kernel.Outlet(
-                tapped=ctypes.addressof(parts.tapped),
-                gain=parts.gain.data_ptr(),
-                states=states.data_ptr(),
-                head=ctypes.addressof(parts.head),
-                logits=kernel.address(logits),
-                first_asked=first_asked or 0,
-            ),
-            self._room(rows, keys.shape[2]),
-            kernel.Beside(embedded.data_ptr(), parts.embedded_gain.data_ptr()),
+            parts.shape, parts.layers, self._sight, x, told, outlet, self._room(rows, told.capacity), self._beside
         )
         cache.length += rows
         self._state, self._logits = x[None, -1:], None if logits is None else logits[-1]
