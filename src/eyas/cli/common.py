@@ -104,19 +104,21 @@ def load_target(
             spec, dtype=precision, device=device, device_map=device_map, trust_remote_code=trust_remote_code
         )
     if int8:
+        from eyas.decode import kernel
+
         loaded.fingerprint()  # it remembers which target it is rounded from
         round_weights(loaded.model)
+        if (why := kernel.load()[1]) is not None:
+            note(f"--int8 makes nothing faster here: {why}.")
     return loaded
 
 
 def round_weights(model: Module) -> None:
-    """To eight bits, with a word where that makes nothing faster."""
-    from eyas.decode import int8, kernel
+    """To eight bits, with a word meanwhile."""
+    from eyas.decode import int8
 
     with err.status("rounding weights …"):
         int8.rounded(model)
-    if (why := kernel.load()[1]) is not None:
-        note(f"--int8 makes nothing faster here: {why}.")
 
 
 def load_ends(spec: str, dtype: str = "fp32", device: str = "cpu", trust_remote_code: bool = False) -> Target:

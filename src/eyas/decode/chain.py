@@ -83,7 +83,7 @@ class Chain:
             if tokens:
                 self.feed(tokens[-1])
             tokens.append(self.drafter.to_target_ids(self.logits().argmax(-1)).view(1, 1))
-        self._drop_draft()
+        self.drop_draft()
         return torch.cat(tokens, dim=1)[0].tolist()
 
     def feed_id(self, token: int) -> None:
@@ -110,12 +110,13 @@ class Chain:
                 self.feed(tokens[-1])
             laws.append(law.cut(_numbers(self.logits())[None], sampling)[0])
             tokens.append(self.drafter.to_target_ids(chance.pick(laws[-1])).view(1, 1))
-        self._drop_draft()
+        self.drop_draft()
         return Drawn(
             torch.cat(tokens, dim=1)[0].tolist(), torch.stack(laws), cast(Tensor, self.drafter.draft_to_target)
         )
 
-    def _drop_draft(self) -> None:
+    def drop_draft(self) -> None:
+        """Forget the temporary rows, and where drafting stood; ``extend`` before drafting again."""
         self.truncate(self.committed)
         self.state = None
 

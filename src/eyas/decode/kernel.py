@@ -164,7 +164,7 @@ def weight_of(module: nn.Linear) -> Tensor:
 
 
 def buffer(module: nn.Module, name: str) -> Tensor | None:
-    return dict(module.named_buffers(recurse=False)).get(name)
+    return module._buffers.get(name)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -183,9 +183,9 @@ def unsuited(target: Target) -> str | None:
     return None
 
 
-def weights(decoder: nn.Module) -> list[Tensor]:
+def weights(model: nn.Module) -> list[Tensor]:
     """All that structures point at."""
-    return [*decoder.parameters(), *decoder.buffers()]
+    return [*model.parameters(), *model.buffers()]
 
 
 def activation(config: Any) -> str:

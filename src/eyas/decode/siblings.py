@@ -50,8 +50,7 @@ class Siblings:
             tokens += newest
             weighing.propose(shares)
         if newest:  # else slots that wait on the draft side go on waiting
-            self.chain.truncate(self.chain.committed)
-            self.chain.state = None
+            self.chain.drop_draft()
         chosen = weighing.chosen
         place = {old: new for new, old in enumerate(chosen)}
         parents = [place.get(weighing.parents[old], -1) for old in chosen]

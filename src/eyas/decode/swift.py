@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eyas.decode import kernel
 from eyas.decode.chain import Chain
 from eyas.decode.law import argmax
-from eyas.decode.layers import ROPES
+from eyas.decode.layers import ROPES, gain, weights
 from eyas.drafter import Drafter
 
 _PARTS: WeakKeyDictionary[Drafter, Parts] = WeakKeyDictionary()
@@ -63,7 +63,7 @@ class Parts:
         config, layer = drafter.config, drafter.midlayer
         attention, mlp = layer.self_attn, layer.mlp
         # Alive as long as a structure points at them, even if a parameter is given other memory meanwhile.
-        self._weights = [weight.detach() for weight in (*drafter.parameters(), *drafter.buffers())]
+        self._weights = [weight.detach() for weight in weights(drafter)]
         self._addresses = addresses(drafter)
         linear = kernel.Linear.of
         made = kernel.Layer(scaling=config.head_dim**-0.5, kind=0)
@@ -121,13 +121,7 @@ def parts_of(drafter: Drafter) -> Parts:
 
 
 def addresses(drafter: Drafter) -> list[int]:
-    return [weight.data_ptr() for weight in (*drafter.parameters(), *drafter.buffers())]
-
-
-def gain(norm: nn.Module) -> Tensor:
-    weight = norm.weight
-    assert isinstance(weight, Tensor), "a norm has a gain"
-    return weight.detach()
+    return [weight.data_ptr() for weight in weights(drafter)]
 
 
 class SwiftChain(Chain):
@@ -207,7 +201,7 @@ class SwiftChain(Chain):
             if tokens:
                 self.feed_id(tokens[-1])
             tokens += self.target_ids(argmax(self.logits()[None]))
-        self._drop_draft()
+        self.drop_draft()
         return tokens
 
     def target_ids(self, draft_ids: Sequence[int]) -> list[int]:

@@ -101,8 +101,7 @@ class Tree:
                 ancestors = torch.cat((ancestors[above], itself), dim=1)
                 states = self._feed(states[:, above], candidates.tokens[fed], ancestors, depth)
             candidates.add(fed, *self._children(states[0], size.top_k))
-        self.chain.truncate(self.chain.committed)
-        self.chain.state = None
+        self.chain.drop_draft()
         return candidates.best(size.nodes)
 
     def _feed(self, states: Tensor, tokens: Tensor, ancestors: Tensor, depth: int) -> Tensor:

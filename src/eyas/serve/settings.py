@@ -11,8 +11,8 @@ MAX_CHOICES = 16
 """Answers of one request: its prompts times ``n``."""
 PREFILL_TOKENS = 128
 """Tokens of a prompt that are read in one step, the longest step there is. SmolLM2, fp32, one core of a busy machine,
-a prompt of 2,048: 18.8 s of processor time in parts of 64, 15.6 of 128, 15.5 of 256, 14.7 of 512 (steps of 0.6, 1.0,
-1.9 and 3.7 s)."""
+a prompt of 2,048: 18.8 s of processor time in parts of 64, 15.6 of 128, 15.5 of 256, 14.7 of 512 (the longest steps
+0.8, 1.2, 2.6 and 4.4 s)."""
 UNREAD = 256
 """Pieces of one answer that may wait for their reader; then its rounds wait too."""
 

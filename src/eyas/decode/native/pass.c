@@ -42,6 +42,18 @@ static void gated(const Team *team, const float *both, float *y, int64_t R, int6
     }
 }
 
+/* x + what ``of`` makes of ``inner``, normed first where there is a gain, in place of x [R, D]; ``spare`` [R, D]. */
+static void onto(const Team *team, const Shape *s, const Linear *of, const float *inner, const float *gain, float *spare,
+                 float *x, int64_t R) {
+    if (gain) {
+        products(team, of, 1, inner, 0, spare, R);
+        meet(team);
+        add_normed(team, x, spare, gain, R, s->D, s->eps);
+    } else
+        products(team, of, 1, inner, x, x, R);
+    meet(team);
+}
+
 /* One layer, over the residual stream x [R, D] in place. ``own`` [R, inputs of q k v] is this thread's. */
 static void through(const Team *team, const Shape *s, const Layer *layer, const Sight *sight, float *x, float *keys,
                     float *values, const Cache *cache, const Beside *beside, float *own, float *scratch, int64_t R) {
@@ -54,24 +66,12 @@ static void through(const Team *team, const Shape *s, const Layer *layer, const 
     products(team, layer->in, 3, own, 0, heads, R);
     meet(team);
     attend(team, s, layer, sight, heads, keys, values, cache, scores, normed, R);
-    if (layer->after_attention) {
-        products(team, &layer->out, 1, normed, 0, heads, R);
-        meet(team);
-        add_normed(team, x, heads, layer->after_attention, R, D, s->eps);
-    } else
-        products(team, &layer->out, 1, normed, x, x, R);
-    meet(team);
+    onto(team, s, &layer->out, normed, layer->after_attention, heads, x, R);
     norms(x, layer->before_mlp, own, R, D, D, s->eps);
     products(team, layer->rise, 2, own, 0, both, R);
     gated(team, both, inner, R, s->I, s->gelu);
     meet(team);
-    if (layer->after_mlp) {
-        products(team, &layer->fall, 1, inner, 0, normed, R);
-        meet(team);
-        add_normed(team, x, normed, layer->after_mlp, R, D, s->eps);
-    } else
-        products(team, &layer->fall, 1, inner, x, x, R);
-    meet(team);
+    onto(team, s, &layer->fall, inner, layer->after_mlp, normed, x, R);
 }
 
 /* Rows x [R, D] become what leaves the last layer; layer i is handed tap i on its way.
